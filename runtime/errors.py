@@ -1,0 +1,153 @@
+"""Every error a user of the runtime can meet, named by situation.
+
+Each says in one sentence what is wrong and what would be right. The classes that concern stored state live in
+`serai.checkpoints.errors` (that package imports nothing of ours) and are re-exported here, so that
+`except serai.runtime.errors.SeraiError` catches all of them.
+"""
+
+from serai.checkpoints.errors import (
+    ModelMismatch,
+    SeraiError,
+    SessionGone,
+    SnapshotCorrupt,
+    StoreBusy,
+    StoreFull,
+    StoreInvalid,
+)
+
+__all__ = [
+    "BadParameter",
+    "BudgetTooSmall",
+    "ConfigInvalid",
+    "EngineFailed",
+    "LogitsInvalid",
+    "ModelMismatch",
+    "ModelNotFound",
+    "NothingToContinue",
+    "OutOfBudget",
+    "PositionUnavailable",
+    "PromptTooLong",
+    "SeraiError",
+    "SessionBusy",
+    "SessionClosed",
+    "SessionGone",
+    "ShuttingDown",
+    "SnapshotCorrupt",
+    "StoreBusy",
+    "StoreFull",
+    "StoreInvalid",
+    "WeightsInvalid",
+]
+
+
+class BadParameter(SeraiError, ValueError):
+    """An argument has a value that can't be right; the sentence names the argument, the value and the valid range."""
+
+
+class ConfigInvalid(SeraiError):
+    """A model's config.json describes something that can't be run; the sentence names the key and the value found."""
+
+
+class WeightsInvalid(SeraiError):
+    """A model's tensors or tokenizer files are missing, damaged or of the wrong shape; the sentence names the file."""
+
+
+class ModelNotFound(SeraiError):
+    """No model by that name; the sentence lists where it was looked for."""
+
+
+class BudgetTooSmall(SeraiError):
+    """The byte budget is under what the model needs before any session.
+
+    Attributes: `budget_bytes`, `floor_bytes`.
+    """
+
+    def __init__(self, *, budget_bytes: int, floor_bytes: int, would_fit: str) -> None:
+        self.budget_bytes = budget_bytes
+        self.floor_bytes = floor_bytes
+        super().__init__(
+            f"a budget of {budget_bytes:,} bytes is under the {floor_bytes:,} bytes this model needs before any "
+            f"session; {would_fit}"
+        )
+
+
+class OutOfBudget(SeraiError):
+    """The budget has no room left for what a session needs now; the session stays as it was.
+
+    Attributes: `needed_bytes`, `free_bytes`.
+    """
+
+    def __init__(self, *, what: str, needed_bytes: int, free_bytes: int) -> None:
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+        super().__init__(
+            f"{what} needs {needed_bytes:,} bytes and the budget has {free_bytes:,} left; pause or close a session, "
+            "or open the runtime with a larger budget"
+        )
+
+
+class PromptTooLong(SeraiError):
+    """The tokens would pass the model's context length.
+
+    Attributes: `position`, `added_tokens`, `limit_tokens`.
+    """
+
+    def __init__(self, *, position: int, added_tokens: int, limit_tokens: int) -> None:
+        self.position = position
+        self.added_tokens = added_tokens
+        self.limit_tokens = limit_tokens
+        super().__init__(
+            f"{added_tokens:,} tokens after position {position:,} would pass the model's context of "
+            f"{limit_tokens:,} tokens; {max(limit_tokens - position, 0):,} still fit"
+        )
+
+
+class SessionBusy(SeraiError):
+    """Another call is using the session; one session is one timeline, so calls never interleave."""
+
+    def __init__(self, *, session_id: str, doing: str) -> None:
+        super().__init__(
+            f"session {session_id} is busy with {doing}; wait for that to finish, or fork the session to work beside it"
+        )
+
+
+class SessionClosed(SeraiError):
+    """The session was closed or paused through this object."""
+
+    def __init__(self, *, session_id: str, how: str) -> None:
+        super().__init__(f"session {session_id} was {how}; resume it by its id to go on")
+
+
+class NothingToContinue(SeraiError):
+    """A generation was asked for at position 0, where no token has been read and so no next one is defined."""
+
+    def __init__(self, *, session_id: str) -> None:
+        super().__init__(f"session {session_id} is empty, so there is nothing to continue; append at least one token")
+
+
+class PositionUnavailable(SeraiError):
+    """A position was asked for that the session doesn't have."""
+
+    def __init__(self, *, position: int, last: int) -> None:
+        super().__init__(f"position {position} does not exist; this session has positions 0 to {last}")
+
+
+class LogitsInvalid(SeraiError):
+    """The model gave logits that no token can be drawn from (NaN); the session ends at the last good token."""
+
+
+class ShuttingDown(SeraiError):
+    """The runtime is closing and takes no new work."""
+
+    def __init__(self) -> None:
+        super().__init__("the runtime is shutting down and takes no new work; open it again to go on")
+
+
+class EngineFailed(SeraiError):
+    """The engine raised something unforeseen in a step; what failed is chained as the cause."""
+
+    def __init__(self, *, cause: BaseException) -> None:
+        super().__init__(
+            f"the engine failed with {type(cause).__name__}: {cause}; every session's durable tokens are kept, so "
+            "open the runtime again and resume"
+        )
