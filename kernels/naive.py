@@ -38,7 +38,8 @@ MX_BLOCK = 32
 
 def sigmoid(x: Array) -> Array:
     """1 / (1 + e^-x) without overflow at either end."""
-    return np.asarray(np.exp(-np.logaddexp(np.zeros((), x.dtype), -x)))
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + small), small / (1 + small))
 
 
 def silu(x: Array) -> Array:
@@ -243,7 +244,7 @@ def mla_expanded(q: Array, latents: Array, kv_b: Array, value_dim: int) -> Array
     scores = np.einsum("thd,nhd->thn", q[:, :, :nope], expanded[:, :, :nope])
     scores += np.einsum("thp,np->thn", q[:, :, nope:], latents[:, rank:])
     weights = masked_softmax(scores / np.sqrt(np.asarray(query_dim, q.dtype)), rows, len(latents))
-    return np.einsum("thn,nhv->thv", weights, expanded[:, :, nope:])
+    return np.asarray(np.einsum("thn,nhv->thv", weights, expanded[:, :, nope:]))
 
 
 def absorb_queries(q: Array, kv_b: Array, value_dim: int) -> Array:
@@ -261,13 +262,13 @@ def mla_absorbed(q: Array, latents: Array, scale: float, rank: int) -> Array:
     """
     scores = np.einsum("thd,nd->thn", q, latents) * scale
     weights = masked_softmax(scores, len(q), len(latents))
-    return np.einsum("thn,nl->thl", weights, latents[:, :rank])
+    return np.asarray(np.einsum("thn,nl->thl", weights, latents[:, :rank]))
 
 
 def expand_values(mixed: Array, kv_b: Array, value_dim: int) -> Array:
     """Mixed latents `[T, H, L]` -> `[T, H, value_dim]` by the value half of `kv_b`."""
     per_head = kv_b.reshape(mixed.shape[1], -1, kv_b.shape[1])
-    return np.einsum("thl,hvl->thv", mixed, per_head[:, -value_dim:])
+    return np.asarray(np.einsum("thl,hvl->thv", mixed, per_head[:, -value_dim:]))
 
 
 def masked_softmax(scores: Array, rows: int, context: int) -> Array:

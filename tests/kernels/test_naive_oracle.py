@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def load(folder: Path) -> tuple[dict[str, Any], dict[str, Array]]:
             weights[stem] = naive.mxfp4_decode(value, raw[stem + "_scale"])
         elif not name.endswith(".weight_scale"):
             weights[name] = value.astype(np.float64)
-    return cast(dict[str, Any], config.get("text_config", config)), weights
+    return config.get("text_config", config), weights
 
 
 class Model:
@@ -70,7 +70,7 @@ class Model:
         )
         b = h @ self.w[p + "b_proj.weight"].T
         out, self.kda[layer] = naive.kda(q, k, v, z, b, gate, parameters, self.kda[layer])
-        return cast(Array, out @ self.w[p + "o_proj.weight"].T)
+        return out @ self.w[p + "o_proj.weight"].T
 
     def latent_attention(self, layer: int, p: str, h: Array) -> Array:
         c, eps = self.c, self.latent_norm_eps
@@ -90,7 +90,7 @@ class Model:
         out = out.reshape(len(h), -1)
         if p + "g_proj.weight" in self.w:
             out = out * naive.sigmoid(h @ self.w[p + "g_proj.weight"].T)
-        return cast(Array, out @ self.w[p + "o_proj.weight"].T)
+        return out @ self.w[p + "o_proj.weight"].T
 
     def mlp(self, p: str, names: tuple[str, str, str], x: Array) -> Array:
         gate, up, down = (self.w[f"{p}{n}.weight"] for n in names)
@@ -99,7 +99,7 @@ class Model:
             mid = naive.situ(x @ gate.T, x @ up.T, c["activation_situ_beta"], c["activation_situ_linear_beta"])
         else:
             mid = naive.swiglu(x @ gate.T, x @ up.T)
-        return cast(Array, mid @ down.T)
+        return mid @ down.T
 
     def feed_forward(self, layer: int, h: Array) -> Array:
         c, dense = self.c, ("gate_proj", "up_proj", "down_proj")
@@ -147,7 +147,7 @@ class Model:
             h = self.residual(p + "mlp_res", blocks, x)
             x = x + self.feed_forward(layer, naive.rms_norm(h, self.w[p + "post_attention_layernorm.weight"], eps))
         x = self.residual("output_attn_res", blocks, x)
-        return cast(Array, naive.rms_norm(x, self.w["norm.weight"], eps) @ self.w["lm_head.weight"].T)
+        return naive.rms_norm(x, self.w["norm.weight"], eps) @ self.w["lm_head.weight"].T
 
 
 # Relative L2 error. Random mixture models are chaotic, which is why K3's references differ from each other by 6e-4 at
