@@ -1,0 +1,252 @@
+"""What a model and its sessions take in memory, from config.json alone or with the safetensors headers.
+
+Pure integer arithmetic: no weights are read, and every figure is exact. Shapes as in `models/tensor_table.py`, the
+session's state as in `state.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+
+from serai.checkpoints.snapshot import LatentType, StateLayout
+from serai.runtime.attention_memory import PUBLISHED, AttentionCost, alternatives
+from serai.runtime.errors import BadParameter, BudgetTooSmall
+from serai.runtime.memory_scratch import scratch_bytes
+from serai.runtime.models.config import ModelConfig
+from serai.runtime.models.dtypes import STORAGE
+from serai.runtime.models.layout import PAGE_TOKENS, state_layout
+from serai.runtime.models.safetensors_files import CheckpointFiles
+from serai.runtime.models.tensor_table import (
+    WIDENED_ROLES,
+    TensorSpec,
+    expert_layers,
+    expert_stem,
+    expert_tensors,
+    find_prefix,
+    trunk_tensors,
+)
+from serai.runtime.state import Part, part_bytes, session_bytes
+
+DEFAULT_CONTEXT_TOKENS = 4096
+DEFAULT_STEP_ROWS = 256
+
+FIXED_STATES_RUNNING = 3
+"""Fixed states of a running session: before the step, after it, and the one kept at the turn's start for undo."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByLatents:
+    """A figure in bytes for each way of storing latents."""
+
+    float32: int
+    bfloat16: int
+
+    def of(self, latents: LatentType) -> int:
+        return self.float32 if latents is LatentType.FLOAT32 else self.bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The table behind `serai plan`. All sizes in bytes.
+
+    `trunk_bytes` is the trunk as held in memory: matrices as stored, small vectors widened to float32;
+    `trunk_stored_bytes` is the same tensors in the files. A tied embedding counts once.
+
+    `session_bytes` is KDA state, conv tails and the latents of `context_tokens`; `hot_session_bytes` is what a
+    session in RAM holds: that, with whole pages of latents and the next-token logits. `running_session_bytes` adds the
+    other fixed states and the page copy of a session that is being stepped.
+
+    `floor_bytes` has everything resident: trunk, all experts, scratch and one running session.
+    `streaming_floor_bytes` has `min_expert_slots` experts instead of all, `working_set_bytes` as many as one token
+    visits: a cache under that keeps no expert alive from one token to the next.
+    """
+
+    source: str
+    family: str
+    context_tokens: int
+    step_rows: int
+    trunk_bytes: int
+    trunk_stored_bytes: int
+    scratch_bytes: int
+    moe_layers: int
+    experts_per_layer: int
+    experts_per_token: int
+    expert_bytes: int
+    experts_total_bytes: int
+    token_experts: int
+    token_expert_bytes: int
+    min_expert_slots: int
+    min_expert_slots_rule: str
+    min_expert_bytes: int
+    kda_layers: int
+    mla_layers: int
+    kda_bytes: int
+    conv_bytes: int
+    logits_bytes: int
+    latent_token_bytes: ByLatents
+    latent_page_bytes: ByLatents
+    latent_bytes: ByLatents
+    session_bytes: ByLatents
+    hot_session_bytes: ByLatents
+    running_session_bytes: ByLatents
+    floor_bytes: ByLatents
+    streaming_floor_bytes: ByLatents
+    working_set_bytes: ByLatents
+    comparison: tuple[AttentionCost, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Plain dictionaries, lists, strings and integers."""
+        plain: dict[str, object] = asdict(self)
+        plain["comparison"] = [asdict(cost) for cost in self.comparison]
+        return plain
+
+
+def plan_memory(
+    config: ModelConfig,
+    files: CheckpointFiles | None = None,
+    *,
+    context_tokens: int = DEFAULT_CONTEXT_TOKENS,
+    step_rows: int = DEFAULT_STEP_ROWS,
+) -> MemoryPlan:
+    """The plan for sessions of `context_tokens` tokens and steps of up to `step_rows` rows.
+
+    With `files` the element types are those of the headers, without those the published checkpoints use. Raises
+    `WeightsInvalid` when the files lack a tensor of the table, `BadParameter` for sizes below 1.
+    """
+    for name, value in (("context_tokens", context_tokens), ("step_rows", step_rows)):
+        if value < 1:
+            raise BadParameter(f"{name} is {value}, but must be at least 1")
+    specs = trunk_tensors(config)
+    prefix = "" if files is None else find_prefix(config, files.tensors)
+    dtypes = _dtypes(specs, files, prefix)
+    trunk = sum(_held_bytes(spec, dtypes[name]) for name, spec in specs.items())
+    expert = _expert_bytes(config, files, prefix)
+    moe = config.moe
+    per_layer, per_token = (moe.experts, moe.experts_per_token) if moe is not None else (0, 0)
+    experts_total = config.moe_layers * per_layer * expert
+    token_experts = config.moe_layers * per_token
+    scratch = scratch_bytes(config, step_rows)
+    layouts = {latents: state_layout(config, latents) for latents in LatentType}
+    layout = layouts[LatentType.FLOAT32]
+    running = _by_latents({kind: _running_bytes(layouts[kind], context_tokens) for kind in LatentType})
+    token = _by_latents({kind: layouts[kind].token_bytes for kind in LatentType})
+    latent = _times(token, context_tokens)
+    return MemoryPlan(
+        source="config" if files is None else "headers",
+        family=config.family.value,
+        context_tokens=context_tokens,
+        step_rows=step_rows,
+        trunk_bytes=trunk,
+        trunk_stored_bytes=sum(_stored_bytes(spec, dtypes[name], files, prefix + name) for name, spec in specs.items()),
+        scratch_bytes=scratch,
+        moe_layers=config.moe_layers,
+        experts_per_layer=per_layer,
+        experts_per_token=per_token,
+        expert_bytes=expert,
+        experts_total_bytes=experts_total,
+        token_experts=token_experts,
+        token_expert_bytes=token_experts * expert,
+        min_expert_slots=per_token,
+        min_expert_slots_rule=_slots_rule(per_token),
+        min_expert_bytes=per_token * expert,
+        kda_layers=config.kda_layers,
+        mla_layers=config.mla_layers,
+        kda_bytes=4 * prod(layout.kda_shape),
+        conv_bytes=4 * prod(layout.conv_shape),
+        logits_bytes=part_bytes(layout, Part.LOGITS),
+        latent_token_bytes=token,
+        latent_page_bytes=_by_latents({kind: part_bytes(layouts[kind], Part.PAGE) for kind in LatentType}),
+        latent_bytes=latent,
+        session_bytes=_plus(latent, part_bytes(layout, Part.FIXED)),
+        hot_session_bytes=_by_latents({kind: session_bytes(layouts[kind], context_tokens) for kind in LatentType}),
+        running_session_bytes=running,
+        floor_bytes=_plus(running, trunk + scratch + experts_total),
+        streaming_floor_bytes=_plus(running, trunk + scratch + per_token * expert),
+        working_set_bytes=_plus(running, trunk + scratch + token_experts * expert),
+        comparison=(*alternatives(config, value_bytes=2), *PUBLISHED),
+    )
+
+
+def sessions_that_fit(plan: MemoryPlan, budget_bytes: int, latents: LatentType, *, streaming: bool = False) -> int:
+    """How many sessions of the plan's context fit hot at once, one of them running; 0 when the budget is too small.
+
+    With `streaming` the expert cache is at its smallest; otherwise all experts are resident.
+    """
+    floor = plan.streaming_floor_bytes if streaming else plan.floor_bytes
+    left = budget_bytes - floor.of(latents)
+    return 0 if left < 0 else 1 + left // plan.hot_session_bytes.of(latents)
+
+
+def check_budget(plan: MemoryPlan, budget_bytes: int, latents: LatentType, *, streaming: bool = False) -> None:
+    """Raises `BudgetTooSmall` when the budget is under the floor, naming its parts and the option that would fit."""
+    floors = plan.streaming_floor_bytes if streaming else plan.floor_bytes
+    floor = floors.of(latents)
+    if budget_bytes >= floor:
+        return
+    experts = plan.min_expert_bytes if streaming else plan.experts_total_bytes
+    parts = (
+        f"trunk {plan.trunk_bytes:,} + experts {experts:,} + scratch {plan.scratch_bytes:,} + one running session of "
+        f"{plan.context_tokens:,} tokens {plan.running_session_bytes.of(latents):,}"
+    )
+    options = [f"a budget of {floor:,} bytes"]
+    if (tokens := _tokens_that_fit(plan, budget_bytes - floor, latents)) > 0:
+        options.append(f"a context of {tokens:,} tokens")
+    if latents is LatentType.FLOAT32 and budget_bytes >= floors.bfloat16:
+        options.append("bfloat16 latents")
+    raise BudgetTooSmall(
+        budget_bytes=budget_bytes, floor_bytes=floor, would_fit=f"that is {parts}; {' or '.join(options)} would fit"
+    )
+
+
+def _tokens_that_fit(plan: MemoryPlan, left_bytes: int, latents: LatentType) -> int:
+    """The longest context, in whole pages, whose floor is within the budget; `left_bytes` is negative."""
+    page = plan.latent_page_bytes.of(latents)
+    if not page:
+        return 0
+    pages = -(-plan.context_tokens // PAGE_TOKENS) + left_bytes // page
+    return max(0, pages) * PAGE_TOKENS
+
+
+def _running_bytes(layout: StateLayout, tokens: int) -> int:
+    more_states = FIXED_STATES_RUNNING - 1
+    fixed = part_bytes(layout, Part.FIXED) + part_bytes(layout, Part.LOGITS)
+    return session_bytes(layout, tokens) + more_states * fixed + part_bytes(layout, Part.PAGE)
+
+
+def _dtypes(specs: Mapping[str, TensorSpec], files: CheckpointFiles | None, prefix: str) -> dict[str, str]:
+    if files is None:
+        return {name: spec.usual_dtype for name, spec in specs.items()}
+    return {name: files.info(prefix + name).dtype for name in specs}
+
+
+def _held_bytes(spec: TensorSpec, dtype: str) -> int:
+    return prod(spec.shape) * (4 if spec.role in WIDENED_ROLES else STORAGE[dtype].itemsize)
+
+
+def _stored_bytes(spec: TensorSpec, dtype: str, files: CheckpointFiles | None, name: str) -> int:
+    return prod(spec.shape) * STORAGE[dtype].itemsize if files is None else files.info(name).nbytes
+
+
+def _expert_bytes(config: ModelConfig, files: CheckpointFiles | None, prefix: str) -> int:
+    """Bytes of one routed expert; all are alike (`check_tensors` sees to it)."""
+    parts = expert_tensors(config)
+    stem = prefix + expert_stem(expert_layers(config)[0], 0) if parts else ""
+    return sum(_stored_bytes(spec, spec.usual_dtype, files, stem + part) for part, spec in parts.items())
+
+
+def _slots_rule(experts_per_token: int) -> str:
+    if not experts_per_token:
+        return "the model has no routed experts"
+    return f"the {experts_per_token} experts one token uses in one layer"
+
+
+def _by_latents(values: Mapping[LatentType, int]) -> ByLatents:
+    return ByLatents(float32=values[LatentType.FLOAT32], bfloat16=values[LatentType.BFLOAT16])
+
+
+def _plus(figure: ByLatents, more: int) -> ByLatents:
+    return ByLatents(float32=figure.float32 + more, bfloat16=figure.bfloat16 + more)
+
+
+def _times(figure: ByLatents, factor: int) -> ByLatents:
+    return ByLatents(float32=figure.float32 * factor, bfloat16=figure.bfloat16 * factor)

@@ -1,0 +1,1 @@
+"""Model files: configuration, safetensors, the table of expected tensors, and the forward pass built from them."""
