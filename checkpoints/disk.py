@@ -1,0 +1,64 @@
+"""The operating-system calls a store makes, one method each, so that a test can fail or kill any of them.
+
+Every name is relative to an open folder and never follows a symlink; files are born 0600 and folders 0700 whatever the
+umask allows.
+"""
+
+import errno
+import os
+from typing import Final
+
+from serai.checkpoints.errors import StoreFailed, StoreFull
+
+FILE_MODE: Final = 0o600
+FOLDER_MODE: Final = 0o700
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class Disk:
+    """The real disk. Subclasses override single calls to inject faults."""
+
+    def open_folder(self, name: str, *, parent: int | None) -> int:
+        """A descriptor of the folder `name`; `OSError` if it is missing, no folder or (below a parent) a symlink."""
+        nofollow = 0 if parent is None else os.O_NOFOLLOW
+        return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | nofollow, dir_fd=parent)
+
+    def make_folder(self, name: str, *, parent: int) -> None:
+        os.mkdir(name, FOLDER_MODE, dir_fd=parent)
+
+    def create(self, name: str, *, folder: int) -> int:
+        """A descriptor of a new, empty file; `FileExistsError` if anything, a symlink included, has the name."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(name, flags, FILE_MODE, dir_fd=folder)
+
+    def open(self, name: str, *, folder: int) -> int:
+        """A descriptor for reading; `OSError` if the name is missing or a symlink. Never blocks on a pipe put in its
+        place.
+        """
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        return os.write(fd, data)
+
+    def read(self, fd: int, into: memoryview, offset: int) -> int:
+        return os.preadv(fd, [into], offset)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def rename(self, name: str, new_name: str, *, folder: int, new_folder: int) -> None:
+        os.rename(name, new_name, src_dir_fd=folder, dst_dir_fd=new_folder)
+
+    def unlink(self, name: str, *, folder: int) -> None:
+        os.unlink(name, dir_fd=folder)
+
+    def forget_pages(self, fd: int) -> None:
+        """Ask the kernel to drop the file from the page cache, which belongs to the weights."""
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def mapped(error: OSError, *, path: str, doing: str) -> StoreFull | StoreFailed:
+    """The error of this project that an `OSError` on a store stands for."""
+    if error.errno in _FULL:
+        return StoreFull(path=path, doing=doing)
+    return StoreFailed(path=path, doing=doing, reason=error.strerror or str(error))

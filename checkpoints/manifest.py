@@ -1,0 +1,222 @@
+"""The manifest: what ties a snapshot's parts to a node, a position, a model fingerprint and a layout."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any, Final
+
+from serai.checkpoints import jsonio
+from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
+from serai.checkpoints.format import HASH_BYTES, TensorSpec, safetensors_header
+from serai.checkpoints.snapshot import Fingerprint, LatentType, StateLayout
+
+
+class StoredAs(Enum):
+    """The number type of stored values. `SAME` is lossless and the default; the others are an explicit choice."""
+
+    SAME = "same"
+    BFLOAT16 = "bfloat16"
+    INT8_ROWS = "int8-rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """The number types in which a snapshot keeps KDA state and latents; conv tails and logits are always lossless."""
+
+    state: StoredAs = StoredAs.SAME
+    latents: StoredAs = StoredAs.SAME
+
+    @property
+    def lossy(self) -> bool:
+        return self != LOSSLESS
+
+
+LOSSLESS: Final = Storage()
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One stored snapshot. `state` has a part hash per KDA layer, `pages` one per latent page; hashes are hex.
+
+    `chain` is the node's chain: it binds the snapshot to the exact token ids it was computed from.
+    """
+
+    node_id: str
+    parent_id: str | None
+    position: int
+    chain: str
+    reason: str
+    created_s: float
+    fingerprint: Fingerprint
+    layout: StateLayout
+    storage: Storage
+    state: tuple[str, ...]
+    pages: tuple[str, ...]
+    logits: str | None
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Every part's hash, duplicates included, in the order state, pages, logits."""
+        return self.state + self.pages + (() if self.logits is None else (self.logits,))
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of all parts unpacked, safetensors headers included; parts that occur twice count twice."""
+        return sum(part_bytes(self))
+
+
+def part_bytes(manifest: Manifest) -> list[int]:
+    """The unpacked bytes of each part, in the order of `Manifest.parts`."""
+    layout, storage = manifest.layout, manifest.storage
+    sizes = [_bytes(state_specs(layout, storage))] * len(manifest.state)
+    if manifest.pages:
+        last_rows = (manifest.position - 1) % layout.page_tokens + 1
+        sizes += [_bytes(page_specs(layout, storage, layout.page_tokens))] * (len(manifest.pages) - 1)
+        sizes.append(_bytes(page_specs(layout, storage, last_rows)))
+    return sizes + ([] if manifest.logits is None else [_bytes(logits_specs(layout))])
+
+
+def state_specs(layout: StateLayout, storage: Storage) -> tuple[TensorSpec, ...]:
+    """The tensors in the part of one KDA layer."""
+    shape = layout.kda_shape[1:]
+    conv = TensorSpec("conv", "F32", layout.conv_shape[1:])
+    return (*_stored(storage.state, "kda", "F32", shape), conv)
+
+
+def page_specs(layout: StateLayout, storage: Storage, rows: int) -> tuple[TensorSpec, ...]:
+    """The tensors in the part of one page of latents."""
+    same = "F32" if layout.latent_type is LatentType.FLOAT32 else "BF16"
+    return _stored(storage.latents, "latents", same, (layout.mla_layers, rows, layout.latent_width))
+
+
+def logits_specs(layout: StateLayout) -> tuple[TensorSpec, ...]:
+    """The tensor in the part of the next-token logits."""
+    return (TensorSpec("logits", "F32", (layout.vocab,)),)
+
+
+def _stored(stored_as: StoredAs, name: str, same: str, shape: tuple[int, ...]) -> tuple[TensorSpec, ...]:
+    match stored_as:
+        case StoredAs.SAME:
+            return (TensorSpec(name, same, shape),)
+        case StoredAs.BFLOAT16:
+            return (TensorSpec(f"{name}_bfloat16", "BF16", shape),)
+        case StoredAs.INT8_ROWS:
+            return (TensorSpec(f"{name}_int8", "I8", shape), TensorSpec(f"{name}_scales", "F32", shape[:-1]))
+
+
+def _bytes(specs: Sequence[TensorSpec]) -> int:
+    return len(safetensors_header(specs)) + sum(spec.size_bytes for spec in specs)
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The manifest's JSON."""
+    layout, storage = manifest.layout, manifest.storage
+    return jsonio.encode(
+        {
+            "node": manifest.node_id,
+            "parent": manifest.parent_id,
+            "position": manifest.position,
+            "chain": manifest.chain,
+            "reason": manifest.reason,
+            "created_s": manifest.created_s,
+            "fingerprint": manifest.fingerprint.as_json(),
+            "layout": {
+                "kda_shape": list(layout.kda_shape),
+                "conv_shape": list(layout.conv_shape),
+                "mla_layers": layout.mla_layers,
+                "latent_width": layout.latent_width,
+                "latent_type": layout.latent_type.value,
+                "page_tokens": layout.page_tokens,
+                "vocab": layout.vocab,
+            },
+            "storage": {"state": storage.state.value, "latents": storage.latents.value},
+            "parts": {"state": list(manifest.state), "pages": list(manifest.pages), "logits": manifest.logits},
+        }
+    )
+
+
+def decode(body: bytes, what: str) -> Manifest:
+    """The manifest in a document's body; `SnapshotCorrupt` or `FormatUnknown` for anything `encode` would not have
+    written.
+    """
+    value = jsonio.decode(body, what)
+    layout = _layout(jsonio.field(value, "layout", dict, what), what)
+    storage = jsonio.field(value, "storage", dict, what)
+    parts = jsonio.field(value, "parts", dict, what)
+    if set(parts) != {"state", "pages", "logits"}:
+        raise FormatUnknown(what=what, found=f"parts {sorted(parts)}", supported="the parts logits, pages and state")
+    position = jsonio.count(value, "position", what)
+    manifest = Manifest(
+        node_id=jsonio.field(value, "node", str, what),
+        parent_id=jsonio.optional_text(value, "parent", what),
+        position=position,
+        chain=jsonio.field(value, "chain", str, what),
+        reason=jsonio.field(value, "reason", str, what),
+        created_s=jsonio.field(value, "created_s", float, what),
+        fingerprint=_fingerprint(jsonio.field(value, "fingerprint", dict, what), what),
+        layout=layout,
+        storage=Storage(_stored_as(storage, "state", what), _stored_as(storage, "latents", what)),
+        state=_hashes(parts, "state", what),
+        pages=_hashes(parts, "pages", what),
+        logits=jsonio.optional_text(parts, "logits", what),
+    )
+    # Divided, not listed: a hostile position must not make a list of its pages before it is compared with what is
+    # there.
+    pages = -(-position // layout.page_tokens) if layout.mla_layers else 0
+    if (
+        len(manifest.state) != layout.kda_shape[0]
+        or len(manifest.pages) != pages
+        or (manifest.logits is None) != (position == 0)
+    ):
+        raise SnapshotCorrupt(what=what, problem=f"its list of parts does not fit position {position} of its layout")
+    if manifest.logits is not None and not _is_hash(manifest.logits):
+        raise SnapshotCorrupt(what=what, problem="it names a part by something that is no hash")
+    return manifest
+
+
+def _layout(value: dict[str, Any], what: str) -> StateLayout:
+    try:
+        kda = jsonio.counts(value, "kda_shape", 4, what)
+        conv = jsonio.counts(value, "conv_shape", 4, what)
+        return StateLayout(
+            kda_shape=(kda[0], kda[1], kda[2], kda[3]),
+            conv_shape=(conv[0], conv[1], conv[2], conv[3]),
+            mla_layers=jsonio.count(value, "mla_layers", what),
+            latent_width=jsonio.count(value, "latent_width", what),
+            latent_type=LatentType(jsonio.field(value, "latent_type", str, what)),
+            page_tokens=jsonio.count(value, "page_tokens", what),
+            vocab=jsonio.count(value, "vocab", what),
+        )
+    except ValueError as error:
+        raise SnapshotCorrupt(what=what, problem=f"its layout is impossible ({error})") from error
+
+
+def _fingerprint(value: dict[str, Any], what: str) -> Fingerprint:
+    known = {field.name for field in fields(Fingerprint)}
+    if set(value) != known:
+        raise FormatUnknown(
+            what=what, found=f"fingerprint fields {sorted(set(value) ^ known)}", supported=f"the fields {sorted(known)}"
+        )
+    texts = {name: jsonio.field(value, name, str, what) for name in known if name != "experts_per_token"}
+    return Fingerprint(experts_per_token=jsonio.count(value, "experts_per_token", what), **texts)
+
+
+def _stored_as(value: dict[str, Any], name: str, what: str) -> StoredAs:
+    text = jsonio.field(value, name, str, what)
+    try:
+        return StoredAs(text)
+    except ValueError as error:
+        raise FormatUnknown(
+            what=what, found=f"{name} as {text!r}", supported=[kind.value for kind in StoredAs]
+        ) from error
+
+
+def _hashes(parts: dict[str, Any], name: str, what: str) -> tuple[str, ...]:
+    found = jsonio.field(parts, name, list, what)
+    if not all(isinstance(item, str) and _is_hash(item) for item in found):
+        raise SnapshotCorrupt(what=what, problem=f"its {name} are no list of part hashes")
+    return tuple(found)
+
+
+def _is_hash(text: str) -> bool:
+    return len(text) == 2 * HASH_BYTES and all(char in "0123456789abcdef" for char in text)

@@ -1,0 +1,161 @@
+"""Part files: written once under the hash of their content, verified whenever they are read."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+from serai.checkpoints.codec import Bytes, Codec, Packing, known_codec, pack, unpack
+from serai.checkpoints.errors import SnapshotCorrupt
+from serai.checkpoints.folders import Folder, Reader
+from serai.checkpoints.format import PART_HEADER_BYTES, PartHeader, TensorSpec, read_part_header, safetensors_header
+
+# A frame of zstd can be this much longer than what is in it; more is not ours.
+_FRAME_OVERHEAD_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Content:
+    """What a part is to hold: tensors of equal item size, their bytes contiguous, and the hash that names them."""
+
+    header: bytes
+    data: tuple[Bytes, ...]
+    item_bytes: int
+    hash: str
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.header) + sum(piece.size for piece in self.data)
+
+
+def content_of(specs: Sequence[TensorSpec], arrays: Sequence[NDArray[Any]]) -> Content:
+    """Hash the tensors of a part. Strided arrays are copied, contiguous ones are not."""
+    header = safetensors_header(specs)
+    data = tuple(np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays)
+    digest = blake3(header)
+    for piece in data:
+        digest.update(piece.data)
+    return Content(header, data, min((spec.item_bytes for spec in specs), default=1), digest.hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class PartFiles:
+    """The `parts/` folder; `temporary` is the folder new files are written in first. Safe from several threads."""
+
+    folder: Folder
+    temporary: Folder
+    keep_cached: bool
+
+    def write(self, content: Content, packing: Packing) -> PartHeader:
+        """Write a part's file. It is durable once `sync` has been called with its hash."""
+        codec, payload = pack(content.header, content.data, content.item_bytes, packing)
+        header = PartHeader(codec, content.size_bytes, sum(memoryview(piece).nbytes for piece in payload), content.hash)
+        name = self.temporary.write_temporary([header.pack(), *payload], keep_cached=self.keep_cached)
+        prefix, rest = _split(content.hash)
+        try:
+            with self.folder.child(prefix, create=True) as child:
+                self.temporary.publish(name, child, rest)
+        except OSError:
+            self.temporary.remove(name)
+            raise
+        return header
+
+    def sync(self, hashes: Iterable[str]) -> None:
+        """Make the names of these parts durable."""
+        for prefix in sorted({_split(name)[0] for name in hashes}):
+            with self.folder.child(prefix, create=False) as child:
+                child.sync()
+
+    def head(self, name: str) -> PartHeader | None:
+        """The verified header of a part, or None if there is no such file."""
+        try:
+            with self._reading(name) as reader:
+                return read_part_header(reader)
+        except FileNotFoundError:
+            return None
+
+    def read(self, name: str, specs: Sequence[TensorSpec], out: Sequence[NDArray[Any]]) -> None:
+        """Read part `name`, which must hold `specs`, into contiguous `out` arrays; verified, or `SnapshotCorrupt`."""
+        what = f"part {name}"
+        try:
+            with self._reading(name) as reader:
+                self._read(reader, name, safetensors_header(specs), [array.reshape(-1).view(np.uint8) for array in out])
+                if not self.keep_cached:
+                    reader.forget_pages()
+        except FileNotFoundError as error:
+            raise SnapshotCorrupt(what=what, problem="its file is missing") from error
+
+    def _read(self, reader: Reader, name: str, expected: bytes, out: Sequence[Bytes]) -> None:
+        head = read_part_header(reader)
+        size = len(expected) + sum(piece.size for piece in out)
+        if head.hash != name:
+            raise SnapshotCorrupt(what=reader.what, problem=f"its file holds part {head.hash}")
+        if head.raw_bytes != size:
+            raise SnapshotCorrupt(what=reader.what, problem=f"it holds {head.raw_bytes} bytes where {size} belong")
+        codec = known_codec(head.codec, reader.what)
+        if codec is Codec.STORED:
+            header = self._read_stored(reader, head, len(expected), out)
+        else:
+            if head.stored_bytes > size + _FRAME_OVERHEAD_BYTES:
+                raise SnapshotCorrupt(
+                    what=reader.what, problem=f"its payload of {head.stored_bytes} bytes is longer than its content"
+                )
+            payload = reader.read(head.stored_bytes, PART_HEADER_BYTES)
+            header = unpack(codec, payload, len(expected), out, reader.what)
+        digest = blake3(header)
+        for piece in out:
+            digest.update(piece.data)
+        if digest.hexdigest() != name:
+            raise SnapshotCorrupt(what=reader.what, problem="its content does not match its hash")
+        if header != expected:
+            raise SnapshotCorrupt(what=reader.what, problem="it holds other tensors than its snapshot's layout says")
+
+    @staticmethod
+    def _read_stored(reader: Reader, head: PartHeader, header_bytes: int, out: Sequence[Bytes]) -> bytes:
+        if head.stored_bytes != head.raw_bytes:
+            raise SnapshotCorrupt(
+                what=reader.what, problem=f"{head.stored_bytes} bytes are stored for {head.raw_bytes}"
+            )
+        offset = PART_HEADER_BYTES
+        header = bytes(reader.read(header_bytes, offset))
+        offset += header_bytes
+        for piece in out:
+            reader.read_into(piece.data, offset)
+            offset += piece.size
+        return header
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Unlink parts, durably; missing ones are no error."""
+        by_prefix: dict[str, list[str]] = {}
+        for name in names:
+            prefix, rest = _split(name)
+            by_prefix.setdefault(prefix, []).append(rest)
+        for prefix, rests in by_prefix.items():
+            with ExitStack() as stack:
+                try:
+                    child = stack.enter_context(self.folder.child(prefix, create=False))
+                except FileNotFoundError:
+                    continue
+                for rest in rests:
+                    child.remove(rest)
+                child.sync()
+
+    def names(self) -> Iterator[str]:
+        """The hash of every part file; other names are passed over."""
+        for prefix in sorted(self.folder.names()):
+            if len(prefix) == 2:
+                with self.folder.child(prefix, create=False) as child:
+                    yield from (prefix + rest for rest in sorted(child.names()) if len(rest) == 62)
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[Reader]:
+        prefix, rest = _split(name)
+        with self.folder.child(prefix, create=False) as child, child.reading(rest, f"part {name}") as reader:
+            yield reader
+
+
+def _split(name: str) -> tuple[str, str]:
+    return name[:2], name[2:]

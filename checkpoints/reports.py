@@ -1,0 +1,76 @@
+"""What a store tells about itself and its contents: frozen values."""
+
+from dataclasses import dataclass
+
+from serai.checkpoints.manifest import Storage
+from serai.checkpoints.snapshot import Fingerprint, StateLayout
+
+
+@dataclass(frozen=True, slots=True)
+class SaveReport:
+    """What a save did. `raw_bytes` is the snapshot unpacked, `written_bytes` what reached the disk."""
+
+    raw_bytes: int
+    written_bytes: int
+    parts_new: int
+    parts_shared: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """What a stored snapshot is, without loading it: enough to check budget, model and build first."""
+
+    node_id: str
+    position: int
+    fingerprint: Fingerprint
+    layout: StateLayout
+    storage: Storage
+    raw_bytes: int
+    reason: str
+    created_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """One stored session at its head."""
+
+    session_id: str
+    head_id: str
+    nodes: int
+    position: int
+    turn: int
+    label: str
+    namespace: str
+    created_s: float
+    updated_s: float
+    has_snapshot: bool
+    inexact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the store holds; the bytes are those of files, each part counted once however many snapshots use it."""
+
+    sessions: int
+    nodes: int
+    snapshots: int
+    parts: int
+    node_bytes: int
+    manifest_bytes: int
+    part_bytes: int
+    tag_bytes: int
+    unpacked_bytes: int
+
+    @property
+    def file_bytes(self) -> int:
+        return self.node_bytes + self.manifest_bytes + self.part_bytes + self.tag_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """What a deletion removed."""
+
+    nodes: int
+    snapshots: int
+    file_bytes: int

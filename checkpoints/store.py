@@ -1,0 +1,278 @@
+"""The store: nodes, snapshots and tags that outlive the process. Synchronous, and safe from any thread."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from serai.checkpoints import manifest
+from serai.checkpoints.codec import Packing
+from serai.checkpoints.disk import Disk, mapped
+from serai.checkpoints.errors import ModelMismatch, NodeInUse, SessionGone, SnapshotCorrupt, SnapshotMissing
+from serai.checkpoints.format import DocumentKind, frame_document, read_document
+from serai.checkpoints.index import FileKind, PartRow, SnapshotRow
+from serai.checkpoints.manifest import LOSSLESS, Manifest, Storage
+from serai.checkpoints.reports import Erased, SaveReport, Sizes, SnapshotInfo
+from serai.checkpoints.snapshot import Fingerprint, Snapshot
+from serai.checkpoints.tree import Tree
+
+DEFAULT_THREADS: Final = 4
+
+
+class Store(Tree):
+    """An open store folder, held by this process alone until `close`."""
+
+    @classmethod
+    def open(
+        cls,
+        path: str,
+        *,
+        create: bool = True,
+        disk: Disk | None = None,
+        threads: int = DEFAULT_THREADS,
+        keep_cached: bool = False,
+        now: Callable[[], float] = time.time,
+    ) -> "Store":
+        """Open the store in the folder `path`, making it unless `create` is false.
+
+        `threads` parts are packed or read at a time, each taking up to three times its size in memory. Part files are
+        dropped from the page cache after use unless `keep_cached`. `StoreBusy` names the process that has it open;
+        `StoreInvalid` says why the folder cannot be used.
+        """
+        try:
+            return cls(path, disk=disk or Disk(), create=create, threads=threads, keep_cached=keep_cached, now=now)
+        except OSError as error:
+            raise mapped(error, path=path, doing="opening it") from error
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def save(
+        self,
+        node_id: str,
+        snapshot: Snapshot,
+        fingerprint: Fingerprint,
+        *,
+        reason: str,
+        storage: Storage = LOSSLESS,
+        packing: Packing = Packing.AUTO,
+    ) -> SaveReport:
+        """Keep a node's state. Durable when it returns; until then, and if it fails, the node's former snapshot stays.
+
+        Parts the store holds already are not written again. The arrays must not be written to meanwhile. `SessionGone`
+        for an unknown node, ValueError if the snapshot is of another position, `StoreFull` without room.
+        """
+        started_s = time.perf_counter()
+        with self._doing(f"saving node {node_id}"), self._pins.held() as pin:
+            row = self._row(node_id)
+            if snapshot.position != row.position:
+                raise ValueError(f"node {node_id} is at position {row.position}, the snapshot at {snapshot.position}")
+            saved = self._shelf.put(snapshot, storage, packing, pin)
+            states, pages = snapshot.layout.kda_shape[0], len(snapshot.pages)
+            hashes = tuple(part.row.hash for part in saved)
+            entry = Manifest(
+                node_id=row.id,
+                parent_id=row.parent,
+                position=row.position,
+                chain=row.chain,
+                reason=reason,
+                created_s=self._now(),
+                fingerprint=fingerprint,
+                layout=snapshot.layout,
+                storage=storage,
+                state=hashes[:states],
+                pages=hashes[states : states + pages],
+                logits=None if snapshot.logits is None else hashes[-1],
+            )
+            new = {part.row.hash: part.row.file_bytes for part in saved if part.is_new}
+            try:
+                manifest_bytes = self._commit(entry, [part.row for part in saved])
+            except BaseException:
+                self._shelf.discard(new)
+                raise
+        with self._doing("removing the former snapshot"):
+            self._sweep()
+        return SaveReport(
+            raw_bytes=snapshot.size_bytes,
+            written_bytes=sum(new.values()) + manifest_bytes,
+            parts_new=len(new),
+            parts_shared=len(set(hashes)) - len(new),
+            elapsed_s=time.perf_counter() - started_s,
+        )
+
+    def _commit(self, entry: Manifest, parts: list[PartRow]) -> int:
+        """Write the manifest and make the snapshot visible; the manifest's bytes."""
+        document = frame_document(DocumentKind.MANIFEST, manifest.encode(entry))
+        with self._index.lock:
+            self._row(entry.node_id)  # it may have been erased meanwhile
+            former = self._index.snapshot(entry.node_id)
+            if former is not None and former.manifest == document.hash and former.set_aside is None:
+                return 0
+            self._write_file(document.data, self._folders.manifests, document.hash)
+            row = SnapshotRow(
+                node=entry.node_id,
+                manifest=document.hash,
+                position=entry.position,
+                raw_bytes=entry.raw_bytes,
+                reason=entry.reason,
+                lossy=entry.storage.lossy,
+                created_s=entry.created_s,
+                used_s=entry.created_s,
+                file_bytes=len(document.data),
+            )
+            with self._taking_back(self._folders.manifests, document.hash), self._index.change():
+                self._index.add_snapshot(row, parts)
+        return len(document.data)
+
+    def load(self, node_id: str, fingerprint: Fingerprint | None = None) -> Snapshot:
+        """A node's state, every byte verified: all of it or an error, and nothing else changes.
+
+        With `fingerprint`, `ModelMismatch` names the model fields in which it differs from the stored one; None is the
+        explicit override. That `build` or `simd` differ is for the caller to see in `snapshot_info` and to decide upon.
+        `SessionGone` for an unknown node, `SnapshotMissing` without a snapshot, `SnapshotCorrupt` or `FormatUnknown` if
+        it cannot be read.
+        """
+        with self._doing(f"loading node {node_id}"):
+            with self._pins.held() as pin:
+                with self._index.lock:
+                    entry = self._manifest(node_id)
+                    for name in entry.parts:
+                        pin(name)
+                _check_fingerprint(entry, fingerprint)
+                snapshot = self._shelf.get(entry)
+            with self._index.change():
+                self._index.touch(node_id, self._now())
+            self._sweep()
+        return snapshot
+
+    def _manifest(self, node_id: str) -> Manifest:
+        node = self._row(node_id)
+        row = self._index.snapshot(node_id)
+        if row is None:
+            raise SnapshotMissing(node_id=node_id)
+        what = f"the snapshot of node {node_id}"
+        if row.set_aside is not None:
+            raise SnapshotCorrupt(what=what, problem=f"it was set aside ({row.set_aside})")
+        try:
+            with self._folders.manifests.reading(row.manifest, what) as reader:
+                document = read_document(reader, DocumentKind.MANIFEST)
+        except FileNotFoundError as error:
+            raise SnapshotCorrupt(what=what, problem="its manifest is missing") from error
+        entry = manifest.decode(document.data, what)
+        if (
+            document.hash != row.manifest
+            or entry.node_id != node_id
+            or entry.position != node.position
+            or entry.chain != node.chain
+        ):
+            raise SnapshotCorrupt(
+                what=what, problem=f"its manifest belongs to node {entry.node_id} at position {entry.position}"
+            )
+        return entry
+
+    def snapshot_info(self, node_id: str) -> SnapshotInfo:
+        """What `load` would load: position, fingerprint, layout, size. Errors as there."""
+        with self._doing("reading a manifest"), self._index.lock:
+            entry = self._manifest(node_id)
+        return SnapshotInfo(
+            node_id=entry.node_id,
+            position=entry.position,
+            fingerprint=entry.fingerprint,
+            layout=entry.layout,
+            storage=entry.storage,
+            raw_bytes=entry.raw_bytes,
+            reason=entry.reason,
+            created_s=entry.created_s,
+        )
+
+    def has_snapshot(self, node_id: str) -> bool:
+        """Whether a node has a snapshot that, as far as is known, can be loaded."""
+        with self._doing("reading the index"), self._index.lock:
+            return self._index.usable(self._row(node_id).id)
+
+    def nearest_snapshot(self, node_id: str) -> str | None:
+        """The node itself or its nearest ancestor that has a loadable snapshot, or None."""
+        with self._doing("reading the index"), self._index.lock:
+            return next((step for step in reversed(self.ancestry(node_id)) if self._index.usable(step)), None)
+
+    def set_aside(self, node_id: str, why: str) -> None:
+        """Keep a node's snapshot for inspection but never load it again, for one that failed at its first use."""
+        with self._doing("setting a snapshot aside"), self._index.change():
+            self._index.set_aside(self._row(node_id).id, why)
+
+    # erasing
+
+    def drop_snapshot(self, node_id: str) -> Erased:
+        """Erase a node's snapshot with the parts no other uses; the node and its token ids stay."""
+        return self._erase("erasing a snapshot", lambda: self._index.remove_snapshot(self._row(node_id).id))
+
+    def delete(self, node_id: str) -> Erased:
+        """Erase a node: its token ids, its snapshot with the parts no other uses, and its tags. `NodeInUse` if it has
+        children.
+        """
+
+        def remove() -> None:
+            children = self._index.children(self._row(node_id).id)
+            if children:
+                raise NodeInUse(node_id=node_id, children=len(children))
+            self._index.remove_node(node_id)
+
+        return self._erase("erasing a node", remove)
+
+    def delete_session(self, session_id: str) -> Erased:
+        """Erase a session: each of its nodes that no other session continues from; of the others the snapshots."""
+
+        def remove() -> None:
+            rows = self._index.nodes(session_id)
+            if not rows:
+                raise SessionGone(name=session_id)
+            for row in reversed(rows):  # children are younger than their parents
+                if self._index.children(row.id):
+                    self._index.remove_snapshot(row.id)
+                else:
+                    self._index.remove_node(row.id)
+
+        return self._erase("erasing a session", remove)
+
+    def _erase(self, doing: str, remove: Callable[[], None]) -> Erased:
+        """Remove rows in one transaction, then their files; what has gone."""
+        with self._doing(doing), self._index.lock:
+            before = self.sizes()
+            with self._index.change():
+                remove()
+            after = self.sizes()
+            self._sweep()
+        return Erased(
+            nodes=before.nodes - after.nodes,
+            snapshots=before.snapshots - after.snapshots,
+            file_bytes=before.file_bytes - after.file_bytes,
+        )
+
+    def sizes(self) -> Sizes:
+        """How much the store holds."""
+        with self._doing("reading the index"), self._index.lock:
+            files, counts = self._index.file_bytes(), self._index.counts()
+        return Sizes(
+            sessions=counts.sessions,
+            nodes=counts.nodes,
+            snapshots=counts.snapshots,
+            parts=counts.parts,
+            node_bytes=files[FileKind.NODE],
+            manifest_bytes=files[FileKind.MANIFEST],
+            part_bytes=files[FileKind.PART],
+            tag_bytes=files[FileKind.TAG],
+            unpacked_bytes=counts.unpacked_bytes,
+        )
+
+
+def _check_fingerprint(entry: Manifest, running: Fingerprint | None) -> None:
+    if running is None:
+        return
+    names = entry.fingerprint.differences(running)
+    if names:
+        stored = [getattr(entry.fingerprint, name) for name in names]
+        raise ModelMismatch(
+            node_id=entry.node_id, fields=names, stored=stored, running=[getattr(running, name) for name in names]
+        )

@@ -1,0 +1,113 @@
+"""An open store folder: the lock, the index, the edge where foreign errors are mapped, and the unlinking of erased
+files.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+from serai.checkpoints.disk import Disk, mapped
+from serai.checkpoints.errors import SessionGone, StoreClosed, StoreFailed, StoreFull
+from serai.checkpoints.folders import Folder
+from serai.checkpoints.index import FileKind, Index, NodeRow
+from serai.checkpoints.opening import INDEX_NAME, open_folders
+from serai.checkpoints.parts import PartFiles
+from serai.checkpoints.saving import Pins, Shelf
+
+
+class StoreFolder:
+    """What `Tree` and `Store` stand on: one opened folder, held by this process alone until `close`."""
+
+    def __init__(
+        self, path: str, *, disk: Disk, create: bool, threads: int, keep_cached: bool, now: Callable[[], float]
+    ) -> None:
+        self._now = now
+        with ExitStack() as undo:
+            self._folders = open_folders(path, disk, create=create)
+            undo.callback(self._folders.close)
+            self.location: Final = self._folders.path
+            self.id: Final = self._folders.store_id
+            self._index = Index(f"{self.location}/{INDEX_NAME}", may_begin=self._folders.is_empty)
+            undo.callback(self._index.close)
+            self._pool = ThreadPoolExecutor(threads, "serai-store")
+            undo.callback(self._pool.shutdown)
+            self._files = PartFiles(self._folders.parts, self._folders.temporary, keep_cached)
+            self._pins = Pins(self._index)
+            self._shelf = Shelf(self._files, self._index, self._pins, self._pool)
+            self._closed = False
+            self._sweep()
+            undo.pop_all()
+
+    def close(self) -> None:
+        """Let running saves and loads end, then give the folder free. Closing twice is allowed."""
+        with self._index.lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._pool.shutdown()
+        self._index.close()
+        self._folders.close()
+
+    @contextmanager
+    def _doing(self, what: str) -> Iterator[None]:
+        """Foreign errors become this project's, at this edge."""
+        if self._closed:
+            raise StoreClosed(path=self.location)
+        try:
+            yield
+        except OSError as error:
+            raise mapped(error, path=self.location, doing=what) from error
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                raise StoreFull(path=self.location, doing=what) from error
+            raise StoreFailed(path=self.location, doing=what, reason=str(error)) from error
+
+    def _row(self, node_id: str) -> NodeRow:
+        row = self._index.node(node_id)
+        if row is None:
+            raise SessionGone(name=node_id)
+        return row
+
+    def _write_file(self, data: bytes, folder: Folder, name: str) -> None:
+        """Write a whole file durably under its final name."""
+        temporary = self._folders.temporary.write_temporary([data], keep_cached=True)
+        self._folders.temporary.publish(temporary, folder, name)
+        with self._taking_back(folder, name):
+            folder.sync()
+
+    @contextmanager
+    def _taking_back(self, folder: Folder, name: str) -> Iterator[None]:
+        """Remove a file again if the step that was to make it visible fails."""
+        try:
+            yield
+        except BaseException:
+            folder.remove(name)
+            raise
+
+    def _sweep(self) -> None:
+        """Unlink, durably, every file whose row is gone and that no running save or load counts on."""
+        with self._index.lock:
+            due = [
+                item
+                for item in self._index.erasures()
+                if item.kind is not FileKind.PART or not self._pins.count(item.name)
+            ]
+            if not due:
+                return
+            folders = {
+                FileKind.NODE: self._folders.nodes,
+                FileKind.MANIFEST: self._folders.manifests,
+                FileKind.TAG: self._folders.tags,
+            }
+            for kind, folder in folders.items():
+                names = [item.name for item in due if item.kind is kind]
+                for name in names:
+                    folder.remove(name)
+                if names:
+                    folder.sync()
+            self._files.remove(item.name for item in due if item.kind is FileKind.PART)
+            with self._index.change():
+                self._index.erased(due)
+            self._index.flush()

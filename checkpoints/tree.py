@@ -1,0 +1,168 @@
+"""Nodes and tags: what is said of a session tree, and the walk along it."""
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+from serai.checkpoints import jsonio, nodes
+from serai.checkpoints.errors import SessionGone, SnapshotCorrupt
+from serai.checkpoints.format import DocumentKind, frame_document, read_document
+from serai.checkpoints.index import NodeRow
+from serai.checkpoints.names import check_tag, is_id
+from serai.checkpoints.nodes import NodeRecord, StoredNode, chain_of
+from serai.checkpoints.reports import SessionInfo
+from serai.checkpoints.store_folder import StoreFolder
+
+
+class Tree(StoreFolder):
+    """The store's nodes and tags."""
+
+    def record(self, node: NodeRecord) -> None:
+        """Keep a node; its token ids are durable when this returns.
+
+        The parent must be stored (`SessionGone`) and `position` must be the parent's plus the tokens added
+        (ValueError).
+        """
+        with self._doing("recording a node"), self._index.lock:
+            parent = None if node.parent_id is None else self._row(node.parent_id)
+            start = 0 if parent is None else parent.position
+            if node.position != start + len(node.tokens):
+                raise ValueError(
+                    f"{len(node.tokens)} tokens after position {start} do not end at position {node.position}"
+                )
+            if self._index.node(node.id) is not None:
+                raise ValueError(f"node {node.id} is stored already, and nodes never change")
+            chain = chain_of("" if parent is None else parent.chain, node.tokens)
+            sequence = self._index.next_sequence()
+            document = frame_document(DocumentKind.NODE, nodes.encode(node, sequence=sequence, chain=chain))
+            self._write_file(document.data, self._folders.nodes, node.id)
+            row = NodeRow(
+                sequence=sequence,
+                id=node.id,
+                session=node.session_id,
+                parent=node.parent_id,
+                kind=node.kind.value,
+                position=node.position,
+                turn=node.turn,
+                label=node.label,
+                namespace=node.namespace,
+                created_s=node.created_s,
+                inexact=node.inexact,
+                chain=chain,
+                file_bytes=len(document.data),
+            )
+            with self._taking_back(self._folders.nodes, node.id), self._index.change():
+                self._index.add_node(row)
+
+    def node(self, node_id: str) -> NodeRecord:
+        """The node with this id; `SessionGone` if there is none."""
+        return self._stored_node(node_id).node
+
+    def _stored_node(self, node_id: str) -> StoredNode:
+        what = f"node {node_id}"
+        with self._doing("reading a node"), self._index.lock:
+            row = self._row(node_id)
+            try:
+                with self._folders.nodes.reading(row.id, what) as reader:
+                    stored = nodes.decode(read_document(reader, DocumentKind.NODE).data, what)
+            except FileNotFoundError as error:
+                raise SnapshotCorrupt(what=what, problem="its file is missing") from error
+        if stored.node.id != row.id or stored.chain != row.chain:
+            raise SnapshotCorrupt(what=what, problem=f"its file holds node {stored.node.id} of another history")
+        return stored
+
+    def children(self, node_id: str) -> list[str]:
+        """Ids of the nodes that continue from this one, oldest first."""
+        with self._doing("reading the index"), self._index.lock:
+            return self._index.children(self._row(node_id).id)
+
+    def ancestry(self, node_id: str) -> list[str]:
+        """Ids from the root to this node."""
+        with self._doing("reading the index"), self._index.lock:
+            ids = []
+            row: NodeRow | None = self._row(node_id)
+            while row is not None:
+                ids.append(row.id)
+                row = None if row.parent is None else self._row(row.parent)
+            return ids[::-1]
+
+    def path(self, node_id: str) -> list[NodeRecord]:
+        """The nodes from the root to this one; their token ids are verified against the chain."""
+        chain, records = "", []
+        for step in self.ancestry(node_id):
+            stored = self._stored_node(step)
+            chain = chain_of(chain, stored.node.tokens)
+            if chain != stored.chain:
+                raise SnapshotCorrupt(what=f"node {step}", problem="its token ids do not continue its parent's")
+            records.append(stored.node)
+        return records
+
+    def tokens(self, node_id: str) -> NDArray[np.int32]:
+        """Every token id up to and including this node: int32 `[position]`."""
+        return np.concatenate([node.tokens for node in self.path(node_id)]).astype(np.int32, copy=False)
+
+    def session_head(self, session_id: str) -> str:
+        """The node a session recorded last; `SessionGone` for an unknown session."""
+        with self._doing("reading the index"):
+            head = self._index.head(session_id)
+        if head is None:
+            raise SessionGone(name=session_id)
+        return head
+
+    def sessions(self) -> list[SessionInfo]:
+        """Every stored session, latest activity last."""
+        with self._doing("reading the index"), self._index.lock:
+            return [self._session(session, count) for session, count in self._index.sessions()]
+
+    def _session(self, session: str, count: int) -> SessionInfo:
+        rows = self._index.nodes(session)
+        head = rows[-1]
+        return SessionInfo(
+            session_id=session,
+            head_id=head.id,
+            nodes=count,
+            position=head.position,
+            turn=head.turn,
+            label=head.label,
+            namespace=head.namespace,
+            created_s=rows[0].created_s,
+            updated_s=head.created_s,
+            has_snapshot=self._index.usable(head.id),
+            inexact=head.inexact,
+        )
+
+    def resolve(self, text: str) -> str:
+        """The node id that a node id, session id (its head) or tag stands for; `SessionGone` if it is none of them."""
+        with self._doing("reading the index"), self._index.lock:
+            if is_id(text):
+                row = self._index.node(text)
+                found = row.id if row is not None else self._index.head(text)
+            else:
+                found = self._index.tagged(text)
+        if found is None:
+            raise SessionGone(name=text)
+        return found
+
+    def tag(self, tag: str, node_id: str) -> None:
+        """Give a node a name, taking it from the node that had it. `NameInvalid` for one that cannot be a tag."""
+        check_tag(tag)
+        with self._doing("tagging a node"), self._index.lock:
+            row = self._row(node_id)
+            document = frame_document(DocumentKind.TAG, jsonio.encode({"tag": tag, "node": row.id}))
+            file = blake3(tag.encode("utf-8")).hexdigest()
+            self._write_file(document.data, self._folders.tags, file)
+            with self._index.change():
+                self._index.set_tag(tag, row.id, file, len(document.data))
+
+    def untag(self, tag: str) -> None:
+        """Remove a tag; the node stays. `SessionGone` if there is no such tag."""
+        with self._doing("removing a tag"), self._index.lock:
+            with self._index.change():
+                found = self._index.remove_tag(tag)
+            if not found:
+                raise SessionGone(name=tag)
+            self._sweep()
+
+    def tags(self) -> dict[str, str]:
+        """Every tag with the id of its node."""
+        with self._doing("reading the index"):
+            return self._index.tags()
