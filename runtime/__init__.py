@@ -1,0 +1,55 @@
+"""serai: long-lived agent sessions on Kimi-class hybrid models.
+
+Start with `open_runtime`. A request's way through: `session` asks `driver`, which lets `scheduler.plan` choose and
+`engine.step` compute (`models/kimi`, then the kernels, then `sampling`), and hands the token to the session's stream.
+
+Names are loaded when first used: the command line's small commands need neither the kernels nor the compiler.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from serai.runtime.generation import Completion, FinishReason, Generation, Token
+    from serai.runtime.journal import Point
+    from serai.runtime.models.open_model import Precision
+    from serai.runtime.runtime import Runtime, Status, open_runtime
+    from serai.runtime.sampling_params import SamplingParams
+    from serai.runtime.session import Appended, Session
+
+_HOMES = {
+    "Appended": "session",
+    "Completion": "generation",
+    "FinishReason": "generation",
+    "Generation": "generation",
+    "Point": "journal",
+    "Precision": "models.open_model",
+    "Runtime": "runtime",
+    "SamplingParams": "sampling_params",
+    "Session": "session",
+    "Status": "runtime",
+    "Token": "generation",
+    "open_runtime": "runtime",
+}
+
+__all__ = [
+    "Appended",
+    "Completion",
+    "FinishReason",
+    "Generation",
+    "Point",
+    "Precision",
+    "Runtime",
+    "SamplingParams",
+    "Session",
+    "Status",
+    "Token",
+    "open_runtime",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)

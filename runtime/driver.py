@@ -1,0 +1,216 @@
+"""The loop that turns waiting requests into steps: the asynchronous shell around `scheduler.plan`.
+
+A session asks for one thing only, `advance`: feed these tokens after this state, then perhaps draw one. The driver
+collects such requests, lets the scheduler share the next step among them, runs it on the engine thread and hands out
+the results. A request that nobody waits for any more is dropped; what it had written is abandoned with its draft.
+"""
+
+from dataclasses import dataclass
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.runtime.engine_thread import EngineThread
+from serai.runtime.errors import EngineFailed, OutOfBudget, SeraiError, ShuttingDown
+from serai.runtime.sampling import Sampled
+from serai.runtime.scheduler import Limits, Ready, Share, plan
+from serai.runtime.state import Draft, State, StatePool
+from serai.runtime.step import AbortFlag, Draw, Segment, SegmentResult, StepEngine, StepPlan
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the engine has done since it was opened."""
+
+    steps: int = 0
+    prefilled_tokens: int = 0
+    decoded_tokens: int = 0
+    aborted_steps: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    """One `advance` under way. It holds a reference to `state` until it ends; then the waiter does."""
+
+    session_id: str
+    state: State
+    tokens: NDArray[np.int32]
+    draw: Draw | None
+    prefill: bool
+    done: anyio.Event
+    fed: int = 0
+    drawn: Sampled | None = None
+    error: SeraiError | None = None
+    cancelled: bool = False
+    draft: Draft | None = None
+
+
+class Driver:
+    """Owns the order of steps. `run` is the one task that executes them; `advance` is what sessions call."""
+
+    def __init__(self, engine: StepEngine, thread: EngineThread, pool: StatePool, limits: Limits) -> None:
+        self.counters = Counters()
+        self._engine = engine
+        self._thread = thread
+        self._pool = pool
+        self._limits = limits
+        self._waiting: dict[int, _Request] = {}
+        self._next_key = 0
+        self._work = anyio.Event()
+        self._served: dict[str, float] = {}
+        self._refusal: SeraiError | None = None
+        self._in_flight: dict[int, _Request] = {}
+        self._abort = AbortFlag()
+
+    async def advance(
+        self,
+        session_id: str,
+        state: State,
+        tokens: NDArray[np.int32],
+        draw: Draw | None = None,
+        *,
+        prefill: bool = False,
+    ) -> tuple[State, Sampled | None]:
+        """Feed `tokens` (int32 `[n]`, n may be 0) after `state`, then draw a token when asked to.
+
+        `state` stays the caller's; the state given back is a new reference the caller owns. On any error, and on
+        cancellation, there is no new state and everything taken meanwhile is given back. `prefill` says only how the
+        tokens are counted.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        request = _Request(session_id, state.retain(), tokens, draw, prefill, anyio.Event())
+        # A session that was idle isn't repaid for the time it did not ask.
+        active = [self._served[other.session_id] for other in self._waiting.values()]
+        self._served[session_id] = max(self._served.get(session_id, 0.0), min(active, default=0.0))
+        key = self._next_key
+        self._next_key += 1
+        self._waiting[key] = request
+        self._work.set()
+        try:
+            await request.done.wait()
+        except BaseException:
+            self._leave(key, request)
+            raise
+        if request.error is not None:
+            request.state.release()
+            raise request.error
+        return request.state, request.drawn
+
+    def forget(self, session_id: str) -> None:
+        """Drop a closed session's virtual time."""
+        self._served.pop(session_id, None)
+
+    def close(self) -> None:
+        """Take no more requests; `run` fails those that wait and returns."""
+        if self._refusal is None:
+            self._refusal = ShuttingDown()
+        self._abort.set()
+        self._work.set()
+
+    async def run(self) -> None:
+        """Execute steps until `close`. Must run in a task group that outlives every session."""
+        try:
+            while self._refusal is None:
+                await self._work.wait()
+                # Those just handed a token get two turns of the loop to ask for their next, and so share the step.
+                for _ in range(2):
+                    await anyio.lowlevel.checkpoint()
+                if self._refusal is None:
+                    await self._one_step()
+        finally:
+            self.close()
+            for key in list(self._waiting):
+                self._end(key, self._refusal)
+
+    async def _one_step(self) -> None:
+        segments = self._assemble()
+        if not segments:
+            if not self._waiting:
+                self._work = anyio.Event()
+            return
+        try:
+            result = await self._thread.call(self._engine.step, StepPlan(tuple(segments), self._abort))
+        except Exception as error:
+            self._refusal = EngineFailed(cause=error)
+            self._refusal.__cause__ = error
+            result = None
+        in_flight, self._in_flight = self._in_flight, {}
+        if result is None or result.aborted:
+            self.counters.aborted_steps += 1
+            for request in in_flight.values():
+                self._abandon(request)
+        else:
+            self.counters.steps += 1
+            for (key, request), segment, outcome in zip(in_flight.items(), segments, result.segments, strict=True):
+                self._apply(key, request, segment, outcome)
+
+    def _assemble(self) -> list[Segment]:
+        """The next step's segments, in the order of `_in_flight`; requests that can't get room end here."""
+        ready = [
+            Ready(key, len(request.tokens) - request.fed, self._served[request.session_id])
+            for key, request in self._waiting.items()
+        ]
+        self._abort = AbortFlag()
+        segments: list[Segment] = []
+        for share in plan(ready, self._limits):
+            request = self._waiting[share.key]
+            try:
+                segments.append(self._segment(request, share))
+            except OutOfBudget as error:
+                self._end(share.key, error)
+            else:
+                self._in_flight[share.key] = request
+        return segments
+
+    def _segment(self, request: _Request, share: Share) -> Segment:
+        tokens = request.tokens[request.fed : request.fed + share.tokens]
+        last = request.fed + share.tokens == len(request.tokens)
+        if share.tokens:
+            request.draft = self._pool.draft(request.state, share.tokens, with_logits=last)
+        return Segment(request.state, tokens, request.draft, request.draw if last else None)
+
+    def _apply(self, key: int, request: _Request, segment: Segment, outcome: SegmentResult) -> None:
+        rows = len(segment.tokens)
+        self._served[request.session_id] = self._served.get(request.session_id, 0.0) + max(rows, 1)
+        if request.prefill:
+            self.counters.prefilled_tokens += rows
+        else:
+            self.counters.decoded_tokens += rows
+        if request.cancelled or outcome.error is not None:
+            self._abandon(request)
+            if not request.cancelled:
+                self._end(key, outcome.error)
+            return
+        if request.draft is not None:
+            before, request.state = request.state, request.draft.commit()
+            request.draft = None
+            before.release()
+        request.fed += rows
+        if request.fed == len(request.tokens):
+            request.drawn = outcome.drawn
+            self._end(key, None)
+
+    def _leave(self, key: int, request: _Request) -> None:
+        """The waiter was cancelled. A step in flight keeps its arrays until it ends; the rest goes back at once."""
+        self._waiting.pop(key, None)
+        if key in self._in_flight:
+            request.cancelled = True
+            if all(other.cancelled for other in self._in_flight.values()):
+                self._abort.set()
+        else:
+            request.state.release()
+
+    def _abandon(self, request: _Request) -> None:
+        if request.draft is not None:
+            request.draft.abandon()
+            request.draft = None
+        if request.cancelled:
+            request.state.release()
+
+    def _end(self, key: int, error: SeraiError | None) -> None:
+        request = self._waiting.pop(key)
+        request.error = error
+        request.done.set()

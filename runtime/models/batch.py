@@ -1,0 +1,56 @@
+"""A step as the kernels see it: the rows of all sessions one under the other, and where their states lie."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.runtime.step import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A ragged batch of S segments and R rows.
+
+    `tokens` int32 `[R]`; `seg_start` int64 `[S+1]`, the first row of each segment; `seg_pos` int64 `[S]`, tokens its
+    state holds already; `state_in`, `state_out` int64 `[S]`, addresses of the fixed block before (0: none, an empty
+    session) and after; `page_addr` int64, the pages of all segments one after the other, `page_start` int64 `[S+1]`
+    where each segment's begin; `logit_rows` int64 `[Q]`, rows whose next-token logits are wanted, ascending.
+    """
+
+    tokens: NDArray[np.int32]
+    seg_start: NDArray[np.int64]
+    seg_pos: NDArray[np.int64]
+    state_in: NDArray[np.int64]
+    state_out: NDArray[np.int64]
+    page_addr: NDArray[np.int64]
+    page_start: NDArray[np.int64]
+    logit_rows: NDArray[np.int64]
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens)
+
+
+def batch_of(segments: Sequence[Segment]) -> Batch:
+    """The batch of those segments, each of which has tokens and a draft."""
+    drafts = [segment.draft for segment in segments if segment.draft is not None]
+    counts = [len(segment.tokens) for segment in segments]
+    start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    pages = [draft.table.addresses for draft in drafts]
+    page_start = np.concatenate([[0], np.cumsum([len(one) for one in pages])]).astype(np.int64)
+    return Batch(
+        tokens=np.concatenate([segment.tokens for segment in segments]).astype(np.int32),
+        seg_start=start,
+        seg_pos=np.array([draft.before.position for draft in drafts], dtype=np.int64),
+        state_in=np.array(
+            [0 if draft.before.fixed is None else draft.before.fixed.address for draft in drafts], dtype=np.int64
+        ),
+        state_out=np.array([draft.fixed.address for draft in drafts], dtype=np.int64),
+        page_addr=np.concatenate(pages),
+        page_start=page_start,
+        logit_rows=np.array(
+            [end - 1 for end, draft in zip(start[1:], drafts, strict=True) if draft.logits is not None], dtype=np.int64
+        ),
+    )

@@ -1,0 +1,214 @@
+"""The four kinds of sub-layer, each from its normalised input `[rows, hidden]` to the running sum it adds to."""
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.checkpoints.snapshot import StateLayout
+from serai.kernels.kda import kda
+from serai.kernels.matmul import matmul
+from serai.kernels.mla import attend, store_latents
+from serai.kernels.moe import activate, combine, experts, group, route
+from serai.kernels.norms import rms_norm, sigmoid_gate
+from serai.runtime.models.batch import Batch
+from serai.runtime.models.config import ModelConfig
+from serai.runtime.models.scratch import Scratch
+from serai.runtime.models.weights import DenseWeights, KdaWeights, MlaWeights, MoeWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What every sub-layer needs besides its weights. `fast` chooses 8-bit activations for packed experts."""
+
+    config: ModelConfig
+    layout: StateLayout
+    scratch: Scratch
+    fast: bool
+
+
+def kda_layer(
+    context: Context,
+    weights: KdaWeights,
+    index: int,
+    batch: Batch,
+    normed: NDArray[np.float32],
+    running: NDArray[np.float32],
+    *,
+    add: bool,
+) -> None:
+    """Kimi Delta Attention, the `index`-th of its kind; writes (or adds to) `running`."""
+    shape, scratch, rows = context.config.kda, context.scratch, batch.rows
+    columns = weights.projections.columns
+    projected = scratch.view("projected", rows, weights.projections.width)
+    matmul(normed, 0, weights.projections.matrix, projected, 0)
+    decay = scratch.view("wide", rows, shape.width)
+    matmul(projected, columns["decay"], weights.decay, decay, 0)
+    gate, gate_column = projected, columns["gate"]
+    if weights.gate is not None:
+        gate, gate_column = scratch.view("second", rows, shape.width), 0
+        matmul(projected, columns["gate"], weights.gate, gate, 0)
+    mixed = scratch.view("mixed", rows, shape.width)
+    kda(
+        projected,
+        columns["q"],
+        columns["k"],
+        columns["v"],
+        decay,
+        0,
+        projected,
+        columns["beta"],
+        gate,
+        gate_column,
+        weights.conv,
+        weights.decay_rate,
+        weights.dt_bias,
+        weights.o_norm,
+        context.config.rms_norm_eps,
+        shape.gate_lower_bound or 0.0,
+        shape.heads,
+        shape.head_dim,
+        batch.seg_start,
+        batch.state_in,
+        batch.state_out,
+        index * prod(context.layout.kda_shape[1:]),
+        prod(context.layout.kda_shape) + index * prod(context.layout.conv_shape[1:]),
+        mixed,
+        0,
+        scratch.kda,
+    )
+    matmul(mixed, 0, weights.out, running, 0, add=add)
+
+
+def mla_layer(
+    context: Context,
+    weights: MlaWeights,
+    index: int,
+    batch: Batch,
+    normed: NDArray[np.float32],
+    running: NDArray[np.float32],
+    *,
+    add: bool,
+) -> None:
+    """Multi-head latent attention in absorbed form, the `index`-th of its kind; writes (or adds to) `running`."""
+    config, shape, scratch, rows = context.config, context.config.mla, context.scratch, batch.rows
+    columns = weights.projections.columns
+    projected = scratch.view("projected", rows, weights.projections.width)
+    matmul(normed, 0, weights.projections.matrix, projected, 0)
+    queries, query_column = projected, columns["q"]
+    if weights.q_norm is not None and weights.q_b is not None:
+        rank = len(weights.q_norm)
+        low = scratch.view("wide", rows, rank)
+        rms_norm(projected, columns["q"], rank, weights.q_norm, config.latent_norm_eps, low, 0)
+        queries, query_column = scratch.view("mixed", rows, shape.heads * shape.query_dim), 0
+        matmul(low, 0, weights.q_b, queries, 0)
+
+    width, lora = shape.latent_width, shape.kv_lora_rank
+    absorbed = scratch.view("wide", rows, shape.heads * width)
+    matmul(queries, query_column, weights.key_up, absorbed, 0, x_stride=shape.query_dim, out_stride=width)
+    # The last `rope_dim` numbers of query and key meet unchanged (no rotation), so they pass into latent space as is.
+    heads = queries[:, query_column : query_column + shape.heads * shape.query_dim]
+    absorbed.reshape(rows, shape.heads, width)[:, :, lora:] = heads.reshape(rows, shape.heads, shape.query_dim)[
+        :, :, shape.nope_dim :
+    ]
+
+    pages = (batch.seg_start, batch.seg_pos, batch.page_addr, batch.page_start, context.layout.page_tokens)
+    offset = index * context.layout.page_tokens * width
+    bfloat16 = context.layout.latent_type.dtype.itemsize == 2
+    store_latents(
+        projected, columns["latent"], weights.kv_norm, config.latent_norm_eps, *pages, offset, width, bfloat16
+    )
+    latents = scratch.view("mixed", rows, shape.heads * lora)
+    attend(absorbed, shape.query_dim**-0.5, shape.heads, lora, width, *pages, offset, bfloat16, latents)
+    values = scratch.view("second", rows, shape.heads * shape.v_dim)
+    matmul(latents, 0, weights.value_up, values, 0, x_stride=lora, out_stride=shape.v_dim)
+    if shape.output_gate:
+        sigmoid_gate(values, 0, projected, columns["gate"], shape.heads * shape.v_dim)
+    matmul(values, 0, weights.out, running, 0, add=add)
+
+
+def dense_layer(
+    context: Context, weights: DenseWeights, normed: NDArray[np.float32], running: NDArray[np.float32]
+) -> None:
+    """A gated feed-forward layer; adds to `running`."""
+    rows = len(normed)
+    columns = weights.gate_up.columns
+    projected = context.scratch.view("projected", rows, weights.gate_up.width)
+    matmul(normed, 0, weights.gate_up.matrix, projected, 0)
+    inner = context.scratch.view("wide", rows, weights.down.cols)
+    activate(projected, columns["gate"], columns["up"], weights.down.cols, context.activation, inner, 0)
+    matmul(inner, 0, weights.down, running, 0, add=True)
+
+
+def moe_layer(context: Context, weights: MoeWeights, normed: NDArray[np.float32], running: NDArray[np.float32]) -> None:
+    """Routed experts (on a latent, where the model has one) and shared ones; adds to `running`."""
+    moe, scratch, rows = context.config.moe, context.scratch, len(normed)
+    if moe is None:
+        raise AssertionError("a model with a mixture-of-experts layer has its sizes in the configuration")
+    columns = weights.projections.columns
+    projected = scratch.view("projected", rows, weights.projections.width)
+    matmul(normed, 0, weights.projections.matrix, projected, 0)
+
+    picks = scratch.picks(rows)
+    pick_weights = scratch.view("pick_weights", rows, moe.experts_per_token)
+    route(
+        projected,
+        columns["router"],
+        weights.bias,
+        moe.experts_per_token,
+        moe.n_group,
+        moe.topk_group,
+        moe.renormalize,
+        moe.scaling,
+        picks,
+        pick_weights,
+    )
+    source, column = (projected, columns["latent"]) if moe.has_latent else (normed, 0)
+    routed = scratch.view("mixed", rows, moe.latent)
+    _routed_experts(context, weights, source, column, picks, pick_weights, routed)
+    if weights.latent_up is None:
+        add_rows(running, routed)
+    else:
+        if weights.latent_norm is not None:
+            rms_norm(routed, 0, moe.latent, weights.latent_norm, context.config.rms_norm_eps, routed, 0)
+        matmul(routed, 0, weights.latent_up, running, 0, add=True)
+    if weights.shared_down is not None:
+        inner = scratch.view("wide", rows, moe.shared_inner)
+        activate(
+            projected, columns["shared_gate"], columns["shared_up"], moe.shared_inner, context.activation, inner, 0
+        )
+        matmul(inner, 0, weights.shared_down, running, 0, add=True)
+
+
+def _routed_experts(
+    context: Context,
+    weights: MoeWeights,
+    source: NDArray[np.float32],
+    column: int,
+    picks: NDArray[np.int32],
+    pick_weights: NDArray[np.float32],
+    routed: NDArray[np.float32],
+) -> None:
+    """The weighted sum of each row's experts, in ascending expert id, into `routed` `[rows, latent]`."""
+    scratch, rows = context.scratch, len(picks)
+    found = group(picks, len(weights.addresses), scratch.distinct, scratch.starts, scratch.pairs)
+    chosen = scratch.distinct[:found]
+    pairs = picks.size
+    inner = scratch.view("inner", pairs, weights.layout.inner)
+    each = scratch.view("expert_out", pairs, weights.layout.latent)
+    experts(
+        source,
+        column,
+        weights.layout,
+        weights.addresses[chosen],
+        scratch.starts[: found + 1],
+        scratch.pairs[:pairs],
+        picks.shape[1],
+        context.activation,
+        inner,
+        each,
+        fast=context.fast,
+        quantised=scratch.quantised,
+    )
+    combine(each, pick_weights, routed)

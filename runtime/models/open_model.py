@@ -1,0 +1,107 @@
+"""From a model's name to a model that can run: find, check everything that can be checked cheaply, then load."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from blake3 import blake3
+
+from serai.checkpoints.snapshot import Fingerprint, LatentType, StateLayout
+from serai.kernels.compile import build_id
+from serai.kernels.cpu import chosen_path
+from serai.runtime.errors import BadParameter
+from serai.runtime.models.config import ModelConfig, load_config
+from serai.runtime.models.kimi import KimiModel
+from serai.runtime.models.layout import state_layout
+from serai.runtime.models.locate import locate_model
+from serai.runtime.models.safetensors_files import CheckpointFiles
+from serai.runtime.models.tensor_check import check_tensors
+from serai.runtime.models.tensor_table import find_prefix
+from serai.runtime.models.weight_identity import weight_identity
+from serai.runtime.models.weights import load_weights
+from serai.runtime.tokenizer import Tokenizer
+
+
+class Precision(Enum):
+    """EXACT: float32 activations and latents. FAST: 8-bit activations against packed experts, bfloat16 latents."""
+
+    EXACT = "exact"
+    FAST = "fast"
+
+    @classmethod
+    def parse(cls, name: "str | Precision") -> "Precision":
+        """The precision of that name; raises `BadParameter`."""
+        try:
+            return cls(name)
+        except ValueError:
+            raise BadParameter(f"precision is 'exact' or 'fast', not {name!r}") from None
+
+    @property
+    def latents(self) -> LatentType:
+        return LatentType.FLOAT32 if self is Precision.EXACT else LatentType.BFLOAT16
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model folder whose configuration and tensor headers have been checked; no weight has been read."""
+
+    path: Path
+    config: ModelConfig
+    files: CheckpointFiles
+    prefix: str
+    tokenizer: Tokenizer | None
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory, with what identifies the states it makes."""
+
+    model: KimiModel
+    layout: StateLayout
+    fingerprint: Fingerprint
+
+
+def find_model(name: str | Path) -> FoundModel:
+    """Locate and check a model. Raises `ModelNotFound`, `ConfigInvalid` or `WeightsInvalid`, each naming its cause."""
+    path = locate_model(name)
+    config = load_config(path)
+    files = CheckpointFiles.open(path)
+    check_tensors(config, files)
+    tokenizer = Tokenizer.load(path, config.vocab_size) if Tokenizer.present(path) else None
+    return FoundModel(path, config, files, find_prefix(config, files.tensors), tokenizer)
+
+
+def load_model(
+    found: FoundModel,
+    precision: Precision,
+    *,
+    max_rows: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> LoadedModel:
+    """Read the weights and make the scratch for steps of `max_rows` rows; `progress(done, total)` counts layers."""
+    layout = state_layout(found.config, precision.latents)
+    weights = load_weights(found.config, found.files, found.prefix, progress)
+    model = KimiModel(found.config, weights, layout, max_rows=max_rows, fast=precision is Precision.FAST)
+    return LoadedModel(model, layout, _fingerprint(found, precision, layout))
+
+
+def _fingerprint(found: FoundModel, precision: Precision, layout: StateLayout) -> Fingerprint:
+    config = found.config
+    return Fingerprint(
+        config=blake3(config.raw.encode()).hexdigest(),
+        tokenizer="none" if found.tokenizer is None else found.tokenizer.fingerprint(),
+        chat_format=config.family.value,
+        precision=precision.value,
+        trunk="as stored",
+        latents=precision.latents.value,
+        experts_per_token=0 if config.moe is None else config.moe.experts_per_token,
+        state_layout=layout.describe(),
+        weights=weight_identity(found.files),
+        build=build_id(),
+        simd=chosen_path().value,
+    )

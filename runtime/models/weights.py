@@ -1,0 +1,300 @@
+"""A model's tensors in the kernels' layout: read once from the checkpoint, never changed after.
+
+Projections of the same input are laid side by side in one matrix, so that a layer reads its input once; `columns` of
+each group say where a piece starts in the product. A head tied to the embedding is the same matrix, held once.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.kernels.matrix import Matrix, concat, pack, pack_heads
+from serai.kernels.moe import ExpertLayout, Format, pack_expert
+from serai.runtime.models.config import ExpertFormat, LayerKind, ModelConfig
+from serai.runtime.models.safetensors_files import CheckpointFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Several projections of one input as one matrix; piece `name` of the product starts at `columns[name]`."""
+
+    matrix: Matrix
+    columns: Mapping[str, int]
+
+    @property
+    def width(self) -> int:
+        """Columns of the product, padding between pieces included."""
+        return self.matrix.rows
+
+
+@dataclass(frozen=True, slots=True)
+class KdaWeights:
+    """One Kimi Delta Attention layer. `conv` is `[3 (q, k, v), 4 taps, heads * head_dim]`, oldest tap first;
+    `decay_rate` is exp(A_log), `[heads]`; `gate` is the second factor of a low-rank output gate."""
+
+    projections: Group
+    decay: Matrix
+    gate: Matrix | None
+    conv: NDArray[np.float32]
+    decay_rate: NDArray[np.float32]
+    dt_bias: NDArray[np.float32]
+    o_norm: NDArray[np.float32]
+    out: Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class MlaWeights:
+    """One latent attention layer in absorbed form: `key_up` takes a head's query to latent space (`[kv_lora, nope]` a
+    head), `value_up` takes a head's weighted latents to its values (`[v, kv_lora]` a head)."""
+
+    projections: Group
+    q_norm: NDArray[np.float32] | None
+    q_b: Matrix | None
+    kv_norm: NDArray[np.float32]
+    key_up: Matrix
+    value_up: Matrix
+    out: Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWeights:
+    """A plain gated feed-forward layer."""
+
+    gate_up: Group
+    down: Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class MoeWeights:
+    """A mixture-of-experts layer. `records` is uint8 `[experts, record_bytes]` in `layout`; `addresses` is int64
+    `[experts]`, where each record lies."""
+
+    projections: Group
+    bias: NDArray[np.float32]
+    layout: ExpertLayout
+    records: NDArray[np.uint8]
+    addresses: NDArray[np.int64]
+    latent_norm: NDArray[np.float32] | None
+    latent_up: Matrix | None
+    shared_down: Matrix | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mixing:
+    """Attention Residuals before a sub-layer: the vector that scores each block (`norm.weight * proj.weight`)."""
+
+    score: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer: what mixes tokens, what works on each, and the norms (and mixings) before both."""
+
+    input_norm: NDArray[np.float32]
+    post_norm: NDArray[np.float32]
+    attention_mixing: Mixing | None
+    ffn_mixing: Mixing | None
+    attention: KdaWeights | MlaWeights
+    ffn: DenseWeights | MoeWeights
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """The whole model."""
+
+    embedding: Matrix
+    layers: tuple[LayerWeights, ...]
+    norm: NDArray[np.float32]
+    output_mixing: Mixing | None
+    head: Matrix
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of everything held, a tied head counted once."""
+        seen: dict[int, int] = {}
+        _measure(self, seen)
+        return sum(seen.values())
+
+
+class _Reader:
+    """Tensors of a checkpoint by their name without the family's prefix."""
+
+    def __init__(self, files: CheckpointFiles, prefix: str) -> None:
+        self._files = files
+        self._prefix = prefix
+
+    def raw(self, name: str) -> NDArray[Any]:
+        """As stored: float32, or bfloat16 bits in uint16, or bytes."""
+        return self._files.read(self._prefix + name)
+
+    def vector(self, name: str) -> NDArray[np.float32]:
+        """Widened to float32 and flattened."""
+        return np.ascontiguousarray(self._files.read_float32(self._prefix + name).reshape(-1))
+
+    def group(self, parts: Mapping[str, str]) -> Group:
+        """Matrices by piece name, laid side by side."""
+        matrix, columns = concat([self.raw(name) for name in parts.values()])
+        return Group(matrix, dict(zip(parts, columns, strict=True)))
+
+    def matrix(self, name: str) -> Matrix:
+        return pack(self.raw(name))
+
+
+def load_weights(
+    config: ModelConfig,
+    files: CheckpointFiles,
+    prefix: str,
+    progress: Callable[[int, int], None] | None = None,
+) -> ModelWeights:
+    """Read and lay out the whole model; the tensors have been checked against the configuration before.
+
+    `progress(done, total)` is called after each layer.
+    """
+    read = _Reader(files, prefix)
+    embedding = read.matrix("model.embed_tokens.weight")
+    layers = []
+    for index in range(config.num_layers):
+        layers.append(_layer(config, read, index))
+        if progress is not None:
+            progress(index + 1, config.num_layers)
+    mixed = config.attn_res_block_size > 0
+    return ModelWeights(
+        embedding=embedding,
+        layers=tuple(layers),
+        norm=read.vector("model.norm.weight"),
+        output_mixing=_mixing(read, "model.output_attn_res") if mixed else None,
+        head=embedding if config.tie_word_embeddings else read.matrix("lm_head.weight"),
+    )
+
+
+def _layer(config: ModelConfig, read: _Reader, index: int) -> LayerWeights:
+    name = f"model.layers.{index}."
+    kda = config.layer_kinds[index] is LayerKind.KDA
+    mixed = config.attn_res_block_size > 0
+    return LayerWeights(
+        input_norm=read.vector(name + "input_layernorm.weight"),
+        post_norm=read.vector(name + "post_attention_layernorm.weight"),
+        attention_mixing=_mixing(read, name + "self_attention_res") if mixed else None,
+        ffn_mixing=_mixing(read, name + "mlp_res") if mixed else None,
+        attention=_kda(config, read, name + "self_attn.") if kda else _mla(config, read, name + "self_attn."),
+        ffn=_moe(config, read, name + "block_sparse_moe.")
+        if config.layer_is_moe[index]
+        else _dense(read, name + "mlp."),
+    )
+
+
+def _mixing(read: _Reader, name: str) -> Mixing:
+    return Mixing(read.vector(name + "_norm.weight") * read.vector(name + "_proj.weight"))
+
+
+def _kda(config: ModelConfig, read: _Reader, name: str) -> KdaWeights:
+    kda = config.kda
+    gate = "g_proj" if kda.full_rank_gate else "g_a_proj"
+    parts = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "gate": gate, "decay": "f_a_proj", "beta": "b_proj"}
+    # The file holds a filter per channel; the kernels walk channels, so a tap's weights lie side by side.
+    taps = [read.vector(f"{name}{one}_conv1d.weight").reshape(kda.width, kda.conv_kernel).T for one in "qkv"]
+    return KdaWeights(
+        projections=read.group({piece: f"{name}{part}.weight" for piece, part in parts.items()}),
+        decay=read.matrix(name + "f_b_proj.weight"),
+        gate=None if kda.full_rank_gate else read.matrix(name + "g_b_proj.weight"),
+        conv=np.ascontiguousarray(np.stack(taps)),
+        decay_rate=np.exp(read.vector(name + "A_log")[: kda.heads]),  # K3 pads A_log past the head count
+        dt_bias=read.vector(name + "dt_bias"),
+        o_norm=read.vector(name + "o_norm.weight"),
+        out=read.matrix(name + "o_proj.weight"),
+    )
+
+
+def _mla(config: ModelConfig, read: _Reader, name: str) -> MlaWeights:
+    mla = config.mla
+    low_rank = mla.q_lora_rank is not None
+    parts = {"q": "q_a_proj" if low_rank else "q_proj", "latent": "kv_a_proj_with_mqa"}
+    if mla.output_gate:
+        parts["gate"] = "g_proj"
+    up = read.raw(name + "kv_b_proj.weight").reshape(mla.heads, mla.nope_dim + mla.v_dim, mla.kv_lora_rank)
+    return MlaWeights(
+        projections=read.group({piece: f"{name}{part}.weight" for piece, part in parts.items()}),
+        q_norm=read.vector(name + "q_a_layernorm.weight") if low_rank else None,
+        q_b=read.matrix(name + "q_b_proj.weight") if low_rank else None,
+        kv_norm=read.vector(name + "kv_a_layernorm.weight"),
+        key_up=pack_heads(np.ascontiguousarray(up[:, : mla.nope_dim].transpose(0, 2, 1))),
+        value_up=pack_heads(np.ascontiguousarray(up[:, mla.nope_dim :])),
+        out=read.matrix(name + "o_proj.weight"),
+    )
+
+
+def _dense(read: _Reader, name: str) -> DenseWeights:
+    return DenseWeights(
+        gate_up=read.group({"gate": name + "gate_proj.weight", "up": name + "up_proj.weight"}),
+        down=read.matrix(name + "down_proj.weight"),
+    )
+
+
+def _moe(config: ModelConfig, read: _Reader, name: str) -> MoeWeights:
+    moe = config.moe
+    if moe is None:
+        raise AssertionError("a layer is a mixture of experts only when the configuration has experts")
+    parts = {"router": name + "gate.weight"}
+    if moe.has_latent:
+        parts["latent"] = name + "routed_expert_down_proj.weight"
+    if moe.shared_experts:
+        parts["shared_gate"] = name + "shared_experts.gate_proj.weight"
+        parts["shared_up"] = name + "shared_experts.up_proj.weight"
+    layout, records = _experts(config, read, name)
+    start = records.ctypes.data
+    return MoeWeights(
+        projections=read.group(parts),
+        bias=read.vector(name + "gate.e_score_correction_bias"),
+        layout=layout,
+        records=records,
+        addresses=start + np.arange(moe.experts, dtype=np.int64) * layout.record_bytes,
+        latent_norm=read.vector(name + "routed_expert_norm.weight") if moe.latent_norm else None,
+        latent_up=read.matrix(name + "routed_expert_up_proj.weight") if moe.has_latent else None,
+        shared_down=read.matrix(name + "shared_experts.down_proj.weight") if moe.shared_experts else None,
+    )
+
+
+def _experts(config: ModelConfig, read: _Reader, name: str) -> tuple[ExpertLayout, NDArray[np.uint8]]:
+    """Every routed expert of a layer as one record each."""
+    moe = config.moe
+    if moe is None:
+        raise AssertionError("a layer is a mixture of experts only when the configuration has experts")
+    packed = config.expert_format is ExpertFormat.MXFP4
+
+    def one(expert: int, part: str) -> Any:
+        tensor = f"{name}experts.{expert}.{part}.weight"
+        return (read.raw(tensor + "_packed"), read.raw(tensor + "_scale")) if packed else read.raw(tensor)
+
+    first = one(0, "w1")
+    if packed:
+        weight_format = Format.MXFP4
+    else:
+        weight_format = Format.BF16 if first.dtype == np.uint16 else Format.F32
+    layout = ExpertLayout(weight_format, moe.latent, moe.inner)
+    records = aligned_bytes((moe.experts, layout.record_bytes))
+    for expert in range(moe.experts):
+        pack_expert(layout, one(expert, "w1"), one(expert, "w3"), one(expert, "w2"), records[expert])
+    return layout, records
+
+
+def aligned_bytes(shape: tuple[int, ...], alignment: int = 4096) -> NDArray[np.uint8]:
+    """An uninitialised uint8 array whose first byte lies at a multiple of `alignment`."""
+    size = int(np.prod(shape, dtype=np.int64))
+    raw = np.empty(size + alignment, dtype=np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + size].reshape(shape)
+
+
+def _measure(value: Any, seen: dict[int, int]) -> None:
+    """Collect the bytes of every distinct array under a weights value."""
+    if isinstance(value, np.ndarray):
+        seen[value.ctypes.data] = value.nbytes
+    elif isinstance(value, tuple):
+        for item in value:
+            _measure(item, seen)
+    elif hasattr(value, "__dataclass_fields__"):
+        for name in value.__dataclass_fields__:
+            _measure(getattr(value, name), seen)

@@ -1,0 +1,289 @@
+"""`open_runtime`: one model with its budget, its store and its sessions."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from serai.checkpoints.names import new_id
+from serai.checkpoints.nodes import NodeKind
+from serai.checkpoints.store import Store
+from serai.kernels import compile as kernels
+from serai.kernels.threads import set_threads
+from serai.runtime.byte_sizes import parse_bytes
+from serai.runtime.driver import Counters, Driver
+from serai.runtime.engine import Engine
+from serai.runtime.engine_thread import EngineThread
+from serai.runtime.errors import SessionBusy, ShuttingDown
+from serai.runtime.journal import Journal, Point, Stored
+from serai.runtime.memory_limits import default_budget
+from serai.runtime.memory_plan import check_budget, plan_memory
+from serai.runtime.models.config import ModelConfig
+from serai.runtime.models.open_model import FoundModel, LoadedModel, Precision, find_model, load_model
+from serai.runtime.scheduler import Limits
+from serai.runtime.session import Services, Session
+from serai.runtime.state import State, StatePool, restore
+from serai.runtime.tokenizer import Tokenizer
+from serai.runtime.turns import Timeline
+
+LEAST_CONTEXT_TOKENS = 1_024
+"""A budget that can't hold one session of this many tokens is refused when opening."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How far opening has come: `stage` says what is done now, `done` of `total` in that stage's own units."""
+
+    stage: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatus:
+    """One live session."""
+
+    id: str
+    label: str
+    namespace: str
+    position: int
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the runtime is doing, as plain numbers. State bytes count a shared buffer once."""
+
+    model: str
+    precision: str
+    budget_bytes: int
+    model_bytes: int
+    scratch_bytes: int
+    state_bytes: int
+    spare_bytes: int
+    steps: int
+    prefilled_tokens: int
+    decoded_tokens: int
+    sessions: tuple[SessionStatus, ...]
+
+    def __repr__(self) -> str:
+        used = self.model_bytes + self.scratch_bytes + self.state_bytes
+        return (
+            f"<{self.model} {self.precision}: {len(self.sessions)} sessions, {used / 2**20:,.0f} of "
+            f"{self.budget_bytes / 2**20:,.0f} MiB, {self.prefilled_tokens:,} tokens read, "
+            f"{self.decoded_tokens:,} generated>"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a runtime tells about the model it runs."""
+
+    name: str
+    precision: str
+    config: ModelConfig | None
+    model_bytes: int
+    scratch_bytes: int
+    budget_bytes: int
+
+
+class Runtime:
+    """An open model. Made by `open_runtime`; everything it gives out ends with it."""
+
+    def __init__(self, services: Services, facts: ModelFacts) -> None:
+        self.facts = facts
+        self._services = services
+        self._closing = False
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer; None when its folder has none, and then only token ids can be read."""
+        return self._services.tokenizer
+
+    @property
+    def counters(self) -> Counters:
+        """What the engine has done so far; the object stays current."""
+        return self._services.driver.counters
+
+    async def session(self, *, namespace: str = "", label: str = "") -> Session:
+        """A new, empty session."""
+        self._check_open()
+        session = Session(
+            self._services,
+            session_id=new_id(),
+            timeline=Timeline(),
+            state=self._services.pool.empty(),
+            namespace=namespace,
+            label=label,
+        )
+        session.record.started(session.timeline, NodeKind.ROOT)
+        await session.record.flush()
+        return session
+
+    async def resume(self, point: Point | str, *, as_is: bool = False) -> Session:
+        """A live session at a durable point: a `Point`, or the id of a node or session, or a tag.
+
+        At the end of a session that is not live, that session goes on; anywhere else a new one branches off. Both keep
+        the point's random branch. A state without a usable snapshot is rebuilt by replaying its token ids, which gives
+        the same bits; a snapshot of another build or SIMD path is used only `as_is`, and marks the session inexact.
+        Raises `SessionGone`, `SnapshotCorrupt`, `ModelMismatch` or `OutOfBudget`.
+        """
+        self._check_open()
+        stored = await self._services.journal.find(str(point), as_is=as_is)
+        node, timeline = stored.node, stored.timeline
+        state = await self._rebuild(stored)
+        goes_on = stored.is_head and node.session_id not in self._services.live
+        session = Session(
+            self._services,
+            session_id=node.session_id if goes_on else new_id(),
+            timeline=timeline,
+            state=state,
+            namespace=node.namespace,
+            label=node.label,
+            inexact=stored.inexact,
+        )
+        session.record.continues(node, inexact=stored.inexact)
+        if not goes_on:
+            session.record.started(timeline, NodeKind.FORK)
+        return session
+
+    async def _rebuild(self, stored: Stored) -> State:
+        """The state at the stored point: its snapshot, and a replay of the token ids after that."""
+        services, snapshot = self._services, stored.snapshot
+        if snapshot is None:
+            before = services.pool.empty()
+        else:
+            before = await anyio.to_thread.run_sync(lambda: restore(services.pool, snapshot))
+        missing = stored.timeline.ids(before.position)
+        if len(missing) == 0:
+            return before
+        try:
+            state, _ = await services.driver.advance(stored.node.session_id, before, missing, prefill=True)
+        finally:
+            before.release()
+        return state
+
+    def find(self, session_id: str) -> Session | None:
+        """The live session of that id."""
+        return self._services.live.get(session_id)
+
+    def status(self) -> Status:
+        """A snapshot of the runtime's figures."""
+        pool, counters, facts = self._services.pool, self.counters, self.facts
+        return Status(
+            model=facts.name,
+            precision=facts.precision,
+            budget_bytes=facts.budget_bytes,
+            model_bytes=facts.model_bytes,
+            scratch_bytes=facts.scratch_bytes,
+            state_bytes=pool.live_bytes,
+            spare_bytes=pool.spare_bytes,
+            steps=counters.steps,
+            prefilled_tokens=counters.prefilled_tokens,
+            decoded_tokens=counters.decoded_tokens,
+            sessions=tuple(
+                SessionStatus(one.id, one.label, one.namespace, one.position, one.turn)
+                for one in self._services.live.values()
+            ),
+        )
+
+    async def close_sessions(self) -> None:
+        """End every live session; what was durable stays durable."""
+        self._closing = True
+        for session in list(self._services.live.values()):
+            try:
+                await session.close()
+            except SessionBusy:
+                session.discard()
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise ShuttingDown
+
+
+@asynccontextmanager
+async def open_runtime(
+    model: str | Path,
+    *,
+    budget: str | int | None = None,
+    store: str | Path | None = None,
+    precision: str | Precision = Precision.FAST,
+    threads: int | None = None,
+    progress: Callable[[Opening], None] | None = None,
+) -> AsyncIterator[Runtime]:
+    """Open a model: "nano", a folder, or the name of one in the local Hugging Face cache.
+
+    `budget` is the most memory to use ("2GiB" or bytes; default: what the machine and its control groups leave).
+    `store` is the folder where sessions are kept; without one nothing is durable. `threads` defaults to the cores this
+    process may use. `progress` is called from worker threads. Leaving the block closes every session.
+
+    Raises, before anything is loaded, `ModelNotFound`, `ConfigInvalid`, `WeightsInvalid`, `BudgetTooSmall` or
+    `BadParameter`, and `StoreBusy` or `StoreInvalid` for the store.
+    """
+    chosen = Precision.parse(precision)
+    budget_bytes = default_budget().budget_bytes if budget is None else parse_bytes(budget)
+    found = await anyio.to_thread.run_sync(find_model, model)
+    plan = plan_memory(found.config, found.files, context_tokens=LEAST_CONTEXT_TOKENS, step_rows=Limits().step_rows)
+    check_budget(plan, budget_bytes, chosen.latents)
+    kept = None if store is None else await anyio.to_thread.run_sync(Store.open, Path(store))
+    thread = EngineThread()
+    try:
+        loaded = await thread.call(_load, found, chosen, threads, progress)
+        facts = ModelFacts(
+            name=found.name,
+            precision=chosen.value,
+            config=found.config,
+            model_bytes=loaded.model.weights.bytes,
+            scratch_bytes=loaded.model.scratch.bytes,
+            budget_bytes=budget_bytes,
+        )
+        pool = StatePool(loaded.layout, limit_bytes=budget_bytes - facts.model_bytes - facts.scratch_bytes)
+        services = Services(
+            driver=Driver(Engine(loaded.model, loaded.layout), thread, pool, Limits()),
+            pool=pool,
+            journal=Journal(kept, loaded.fingerprint, loaded.layout),
+            tokenizer=found.tokenizer,
+            vocab_size=found.config.vocab_size,
+            max_positions=found.config.max_positions,
+            stop_ids=frozenset(found.config.eos_ids),
+        )
+        async with running(Runtime(services, facts), services.driver) as runtime:
+            yield runtime
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(thread.close)
+            if kept is not None:
+                await anyio.to_thread.run_sync(kept.close)
+        found.files.close()
+
+
+@asynccontextmanager
+async def running(runtime: Runtime, driver: Driver) -> AsyncIterator[Runtime]:
+    """Drive the runtime's steps for the length of the block, and end its sessions after it."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(driver.run)
+        try:
+            yield runtime
+        finally:
+            with anyio.CancelScope(shield=True):
+                await runtime.close_sessions()
+            driver.close()
+
+
+def _load(
+    found: FoundModel, precision: Precision, threads: int | None, progress: Callable[[Opening], None] | None
+) -> LoadedModel:
+    """Compile (or load) the kernels and read the weights; runs on the engine thread."""
+
+    def tell(stage: str, done: int, total: int) -> None:
+        if progress is not None:
+            progress(Opening(stage, done, total))
+
+    set_threads(threads)
+    kernels.warm(lambda step: tell("kernels", step.done, step.total))
+    return load_model(
+        found, precision, max_rows=Limits().step_rows, progress=lambda done, total: tell("weights", done, total)
+    )

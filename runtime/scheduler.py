@@ -1,0 +1,66 @@
+"""Which requests go into the next step, and with how many rows: one pure function."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A request that could run now.
+
+    `tokens` are those it still has to feed (0 when it only draws from logits it already has); `served` is its
+    session's virtual time, in rows; `key` tells requests apart and orders equals by arrival.
+    """
+
+    key: int
+    tokens: int
+    served: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Rows a step may hold, and how many of them prompts may take while somebody is decoding.
+
+    256 rows use a weight often enough per read and keep a step short; beside running answers, which wait for the whole
+    step, prompts get fewer.
+    """
+
+    step_rows: int = 256
+    prefill_rows_beside_decode: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A request's part of the step: feed its next `tokens` tokens."""
+
+    key: int
+    tokens: int
+
+
+def plan(ready: Sequence[Ready], limits: Limits) -> tuple[Share, ...]:
+    """Share one step among the requests.
+
+    Requests of at most one token (decoding) go first, the least served first; prompts share what is left evenly, so
+    that a short one behind a long one is not kept waiting for all of it. Every request that is ready is reached after
+    a bounded number of steps, because serving a request raises its virtual time.
+    """
+    order = sorted(ready, key=lambda one: (one.served, one.key))
+    shares: list[Share] = []
+    rows = limits.step_rows
+    decoding = False
+    for one in order:
+        if one.tokens <= 1 and rows >= one.tokens:
+            shares.append(Share(one.key, one.tokens))
+            rows -= one.tokens
+            decoding = decoding or one.tokens == 1
+    if decoding:
+        rows = min(rows, limits.prefill_rows_beside_decode)
+    prompts = [one for one in order if one.tokens > 1]
+    for index, one in enumerate(prompts):
+        if rows == 0:
+            break
+        fair = -(-rows // (len(prompts) - index))
+        tokens = min(one.tokens, fair)
+        shares.append(Share(one.key, tokens))
+        rows -= tokens
+    return tuple(shares)

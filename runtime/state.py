@@ -1,0 +1,346 @@
+"""A session's live state as an immutable value, and the pool its buffers come from.
+
+A `State` is everything the model remembers at one token position: the *fixed* block (KDA matrices and convolution
+tails), the latents in pages, and the next-token logits. It never changes. A step reads one state and writes a
+`Draft`; committing the draft gives the next state, abandoning it gives everything back. So a fork is one reference
+more, an undone step leaves nothing behind, and no two sessions can ever write into the same memory.
+
+Layout of a fixed block (float32, one contiguous run): KDA `[kda_layers, heads, head_dim, head_dim]` (key by value),
+then tails `[kda_layers, 3 (q, k, v), taps, heads * head_dim]`, oldest tap first.
+Layout of a page: `[mla_layers, page_tokens, latent_width]`, float32 or bfloat16 (held as uint16).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.checkpoints.snapshot import LatentPage, PageIdentity, Snapshot, StateLayout
+from serai.runtime.errors import OutOfBudget
+
+class Part(Enum):
+    """What a buffer holds."""
+
+    FIXED = "fixed"
+    PAGE = "page"
+    LOGITS = "logits"
+
+
+def part_bytes(layout: StateLayout, part: Part) -> int:
+    """Bytes of one buffer of that kind."""
+    if part is Part.FIXED:
+        return 4 * (prod(layout.kda_shape) + prod(layout.conv_shape))
+    if part is Part.PAGE:
+        return layout.page_tokens * layout.token_bytes
+    return 4 * layout.vocab
+
+
+def pages_for(layout: StateLayout, tokens: int) -> int:
+    """Pages that hold the latents of that many tokens; none for a model without MLA layers."""
+    return -(-tokens // layout.page_tokens) if layout.mla_layers else 0
+
+
+def session_bytes(layout: StateLayout, tokens: int) -> int:
+    """Bytes of one state at that many tokens, nothing shared."""
+    fixed = part_bytes(layout, Part.FIXED) + part_bytes(layout, Part.LOGITS) if tokens else 0
+    return fixed + pages_for(layout, tokens) * part_bytes(layout, Part.PAGE)
+
+
+class Buffer:
+    """One run of memory from the pool, counted by its holders.
+
+    `claimed` matters for pages only: rows below it belong to some state, so only a writer that starts exactly there
+    may write in place; any other writer copies the page first.
+    """
+
+    __slots__ = ("_pool", "_refs", "address", "array", "claimed", "identity", "part")
+
+    def __init__(self, pool: "StatePool", part: Part, array: NDArray[Any]) -> None:
+        self._pool = pool
+        self._refs = 1
+        self.part = part
+        self.array = array
+        self.address = int(array.ctypes.data)
+        self.claimed = 0
+        # Given to a full page, which nobody writes again, so that the store knows it without reading it.
+        self.identity: PageIdentity | None = None
+
+    @property
+    def refs(self) -> int:
+        return self._refs
+
+    def retain(self) -> "Buffer":
+        self._refs += 1
+        return self
+
+    def release(self) -> None:
+        self._refs -= 1
+        if self._refs == 0:
+            self._pool._give_back(self)
+
+
+class PageTable:
+    """An immutable list of pages with their addresses ready for the kernels; counted, like the pages it holds."""
+
+    __slots__ = ("_refs", "addresses", "pages")
+
+    def __init__(self, pages: tuple[Buffer, ...]) -> None:
+        self._refs = 1
+        self.pages = pages
+        self.addresses: NDArray[np.int64] = np.array([page.address for page in pages], dtype=np.int64)
+
+    def retain(self) -> "PageTable":
+        self._refs += 1
+        return self
+
+    def release(self) -> None:
+        self._refs -= 1
+        if self._refs == 0:
+            for page in self.pages:
+                page.release()
+
+
+class State:
+    """What the model remembers at `position`; immutable and counted.
+
+    `logits` is float32 `[vocab_size]`, or None at position 0, where no next token is defined.
+    """
+
+    __slots__ = ("_refs", "fixed", "logits", "position", "table")
+
+    def __init__(self, position: int, fixed: Buffer | None, table: PageTable, logits: Buffer | None) -> None:
+        if (position == 0) != (fixed is None) or (logits is not None and fixed is None):
+            raise ValueError(f"a state at position {position} needs a fixed block exactly when the position is not 0")
+        self._refs = 1
+        self.position = position
+        self.fixed = fixed
+        self.table = table
+        self.logits = logits
+
+    def retain(self) -> "State":
+        self._refs += 1
+        return self
+
+    def release(self) -> None:
+        self._refs -= 1
+        if self._refs:
+            return
+        if self.fixed is not None:
+            self.fixed.release()
+        if self.logits is not None:
+            self.logits.release()
+        self.table.release()
+
+    def buffers(self) -> Iterator[Buffer]:
+        """Every buffer this state holds, for accounting."""
+        if self.fixed is not None:
+            yield self.fixed
+        if self.logits is not None:
+            yield self.logits
+        yield from self.table.pages
+
+    def __repr__(self) -> str:
+        return f"<State at {self.position}, {len(self.table.pages)} pages>"
+
+
+@dataclass(slots=True)
+class Draft:
+    """Room for the state `tokens` further on, while a step fills it.
+
+    `copies` are `(from, to, rows)` of pages that the step must copy before it writes. Exactly one of `commit` and
+    `abandon` ends a draft.
+    """
+
+    before: State
+    tokens: int
+    fixed: Buffer
+    table: PageTable
+    logits: Buffer | None
+    copies: tuple[tuple[Buffer, Buffer, int], ...]
+    _claims: tuple[tuple[Buffer, int, int], ...]
+
+    def commit(self) -> State:
+        """The new state; the caller owns it, and still owns `before`."""
+        return State(self.before.position + self.tokens, self.fixed, self.table, self.logits)
+
+    def abandon(self) -> None:
+        """Give back every buffer and every claimed row, as if the step had never been planned."""
+        for page, start, end in self._claims:
+            if page.claimed == end:
+                page.claimed = start
+        self.fixed.release()
+        if self.logits is not None:
+            self.logits.release()
+        self.table.release()
+
+
+class StatePool:
+    """Hands out and takes back the buffers of one model's states, within `limit_bytes`.
+
+    Freed buffers are kept for reuse, so that a running session touches no new memory. A buffer is never clean:
+    with `poison=True` (tests) each is filled with NaN when handed out.
+    """
+
+    def __init__(self, layout: StateLayout, *, limit_bytes: int | None = None, poison: bool = False) -> None:
+        self.layout = layout
+        self.limit_bytes = limit_bytes
+        self._poison = poison
+        self._spare: dict[Part, list[NDArray[Any]]] = {part: [] for part in Part}
+        self._live: dict[Part, int] = dict.fromkeys(Part, 0)
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes held by states and drafts; a shared buffer counts once."""
+        return sum(count * part_bytes(self.layout, part) for part, count in self._live.items())
+
+    @property
+    def spare_bytes(self) -> int:
+        return sum(len(arrays) * part_bytes(self.layout, part) for part, arrays in self._spare.items())
+
+    def live(self, part: Part) -> int:
+        """How many buffers of that kind are held."""
+        return self._live[part]
+
+    def empty(self) -> State:
+        """A state at position 0."""
+        return State(0, None, PageTable(()), None)
+
+    def draft(self, before: State, tokens: int, *, with_logits: bool) -> Draft:
+        """Room for `tokens` more after `before`.
+
+        Raises `OutOfBudget` when the pool's limit leaves no room; nothing is taken then.
+        """
+        page_tokens = self.layout.page_tokens
+        end = before.position + tokens
+        pages = list(before.table.pages)
+        filled = before.position % page_tokens if pages else 0
+        must_copy = filled > 0 and pages[-1].claimed != filled
+        new_pages = pages_for(self.layout, end) - len(pages)
+        self._require({Part.FIXED: 1, Part.LOGITS: int(with_logits), Part.PAGE: new_pages + int(must_copy)})
+
+        copies: tuple[tuple[Buffer, Buffer, int], ...] = ()
+        if must_copy:
+            fresh = self.take(Part.PAGE)
+            copies = ((pages[-1], fresh, filled),)
+            pages[-1] = fresh
+        claims = []
+        if filled:
+            claims.append((pages[-1], filled, min(page_tokens, filled + tokens)))
+        for index in range(len(pages), len(pages) + new_pages):
+            page = self.take(Part.PAGE)
+            claims.append((page, 0, min(page_tokens, end - index * page_tokens)))
+            pages.append(page)
+        for page, _, claimed in claims:
+            page.claimed = claimed
+
+        if must_copy or new_pages:
+            kept = len(before.table.pages) - int(must_copy)
+            for page in pages[:kept]:
+                page.retain()
+            table = PageTable(tuple(pages))
+        else:
+            table = before.table.retain()
+        fixed = self.take(Part.FIXED)
+        logits = self.take(Part.LOGITS) if with_logits else None
+        return Draft(before, tokens, fixed, table, logits, copies, tuple(claims))
+
+    def take(self, part: Part) -> Buffer:
+        """One buffer with unknown content, held once; the caller has made sure of the room (`draft` does)."""
+        spare = self._spare[part]
+        array = spare.pop() if spare else self._allocate(part)
+        if self._poison:
+            array.view(np.uint8).fill(0xFF)  # all bits set is NaN in float32 and in bfloat16
+        self._live[part] += 1
+        return Buffer(self, part, array)
+
+    def room_for(self, needed: dict[Part, int]) -> bool:
+        """Whether that many more buffers fit, if need be by dropping spare ones."""
+        wanted = sum(count * part_bytes(self.layout, part) for part, count in needed.items())
+        return self.limit_bytes is None or self.live_bytes + wanted <= self.limit_bytes
+
+    def trim(self) -> int:
+        """Return the spare buffers to the operating system; gives the bytes freed."""
+        freed = self.spare_bytes
+        for arrays in self._spare.values():
+            arrays.clear()
+        return freed
+
+    def _require(self, needed: dict[Part, int]) -> None:
+        if not self.room_for(needed):
+            wanted = sum(count * part_bytes(self.layout, part) for part, count in needed.items())
+            free = (self.limit_bytes or 0) - self.live_bytes
+            raise OutOfBudget(what="the next step of a session", needed_bytes=wanted, free_bytes=free)
+        if self.limit_bytes is not None:
+            new = sum(
+                max(0, count - len(self._spare[part])) * part_bytes(self.layout, part) for part, count in needed.items()
+            )
+            if self.live_bytes + self.spare_bytes + new > self.limit_bytes:
+                self.trim()
+
+    def _allocate(self, part: Part) -> NDArray[Any]:
+        # 64-byte alignment: one cache line and one vector register.
+        size = part_bytes(self.layout, part)
+        raw = np.empty(size + 64, dtype=np.uint8)
+        start = -raw.ctypes.data % 64
+        aligned = raw[start : start + size]
+        return aligned.view(self.layout.latent_type.dtype if part is Part.PAGE else np.float32)
+
+    def _give_back(self, buffer: Buffer) -> None:
+        self._live[buffer.part] -= 1
+        self._spare[buffer.part].append(buffer.array)
+
+
+def kda_view(layout: StateLayout, fixed: Buffer) -> NDArray[np.float32]:
+    """The KDA matrices of a fixed block, `[kda_layers, heads, head_dim, head_dim]`, key by value."""
+    view: NDArray[np.float32] = fixed.array[: prod(layout.kda_shape)].reshape(layout.kda_shape)
+    return view
+
+
+def tails_view(layout: StateLayout, fixed: Buffer) -> NDArray[np.float32]:
+    """The convolution tails of a fixed block, `[kda_layers, 3, taps, heads * head_dim]`, oldest tap first."""
+    view: NDArray[np.float32] = fixed.array[prod(layout.kda_shape) :].reshape(layout.conv_shape)
+    return view
+
+
+def page_view(layout: StateLayout, page: Buffer) -> NDArray[Any]:
+    """A page as `[mla_layers, page_tokens, latent_width]`."""
+    return page.array.reshape(layout.mla_layers, layout.page_tokens, layout.latent_width)
+
+
+def snapshot_of(layout: StateLayout, state: State) -> Snapshot:
+    """The state as the store's value: views, nothing copied. Keep the state retained while the snapshot is used."""
+    if state.fixed is None:
+        nothing = np.zeros(layout.kda_shape, dtype=np.float32), np.zeros(layout.conv_shape, dtype=np.float32)
+        return Snapshot(0, layout, *nothing, (), None)
+    pages = []
+    for page, rows in zip(state.table.pages, layout.page_rows(state.position), strict=True):
+        if rows == layout.page_tokens and page.identity is None:
+            page.identity = PageIdentity()
+        pages.append(LatentPage(page_view(layout, page)[:, :rows], page.identity if rows == layout.page_tokens else None))
+    logits = None if state.logits is None else state.logits.array
+    return Snapshot(state.position, layout, kda_view(layout, state.fixed), tails_view(layout, state.fixed), tuple(pages), logits)
+
+
+def restore(pool: StatePool, snapshot: Snapshot) -> State:
+    """A live state with the snapshot's content, in buffers of the pool. Raises `OutOfBudget` when there is no room."""
+    layout = pool.layout
+    if snapshot.layout != layout:
+        raise ValueError(f"a snapshot of {snapshot.layout.describe()} is not one of {layout.describe()}")
+    before = pool.empty()
+    if snapshot.position == 0:
+        return before
+    draft = pool.draft(before, snapshot.position, with_logits=True)
+    before.release()
+    kda_view(layout, draft.fixed)[:] = snapshot.kda
+    tails_view(layout, draft.fixed)[:] = snapshot.conv
+    for page, stored in zip(draft.table.pages, snapshot.pages, strict=True):
+        rows = stored.rows.shape[1]
+        page_view(layout, page)[:, :rows] = stored.rows
+        page.identity = stored.identity
+    if draft.logits is not None and snapshot.logits is not None:
+        draft.logits.array[:] = snapshot.logits
+    return draft.commit()

@@ -1,0 +1,88 @@
+"""The values that cross between the event loop and the engine thread: a frozen plan in, a frozen result out."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.runtime.errors import SeraiError
+from serai.runtime.sampling import Sampled, TokenCounts
+from serai.runtime.sampling_params import SamplingParams
+from serai.runtime.state import Draft, State
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Everything the choice of one token depends on beside the logits (DESIGN §6g).
+
+    `position` is the one the token will take; `banned` are ids that can't be chosen yet (`min_tokens`).
+    """
+
+    params: SamplingParams
+    counts: TokenCounts
+    seed: int
+    branch: int
+    position: int
+    banned: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One session's part of a step: feed `tokens` after `state` into `draft`, then perhaps draw a token.
+
+    `tokens` is int32 `[n]`. With no tokens there is no draft, and the draw uses the logits kept in `state`.
+    """
+
+    state: State
+    tokens: NDArray[np.int32]
+    draft: Draft | None
+    draw: Draw | None
+
+
+class AbortFlag:
+    """Set by the event loop when nobody waits for a step any more; the engine looks at it between layers."""
+
+    __slots__ = ("is_set",)
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    def set(self) -> None:
+        self.is_set = True
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one step does. The rows of all segments go through each layer together."""
+
+    segments: tuple[Segment, ...]
+    abort: AbortFlag
+
+    @property
+    def rows(self) -> int:
+        return sum(len(segment.tokens) for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentResult:
+    """What became of a segment: the token drawn, or the error that ends this session's call and no other's."""
+
+    drawn: Sampled | None = None
+    error: SeraiError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One result a segment, in the plan's order; empty when the step was aborted."""
+
+    segments: tuple[SegmentResult, ...]
+    aborted: bool = False
+
+
+class StepEngine(Protocol):
+    """What the driver needs of an engine; tests put a scripted one here."""
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Run the plan on the calling thread. Errors of one session are in its result; raising means the engine broke."""
+        ...

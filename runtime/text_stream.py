@@ -1,0 +1,43 @@
+"""The visible text of one turn's generation, token by token: characters never split, stop strings never shown."""
+
+from collections.abc import Iterable
+
+from serai.runtime.detokenizer import Detokenizer
+from serai.runtime.stops import StopMatcher
+from serai.runtime.tokenizer import Tokenizer
+
+
+class TextStream:
+    """Text of the tokens of a generation, each piece as soon as it may be shown.
+
+    `replay` brings it to where an earlier generate of the same turn stopped, so that a stop string may span the two.
+    Without a tokenizer there is no text and so nothing to stop at.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, stops: tuple[str, ...]) -> None:
+        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
+        self._matcher = StopMatcher(stops)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has been completed."""
+        return self._matcher.stopped_by is not None
+
+    def replay(self, ids: Iterable[int]) -> None:
+        """Take tokens whose text has been shown already."""
+        for token in ids:
+            self.push(token)
+
+    def push(self, token: int) -> str:
+        """The text that the token makes visible."""
+        if self._detokenizer is None:
+            return ""
+        visible, _ = self._matcher.push(self._detokenizer.push(token))
+        return visible
+
+    def finish(self) -> str:
+        """The text still held back, when nothing follows."""
+        if self._detokenizer is None or self.stopped:
+            return ""
+        visible, stopped = self._matcher.push(self._detokenizer.finish())
+        return visible if stopped else visible + self._matcher.finish()

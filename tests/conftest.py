@@ -1,0 +1,9 @@
+"""Fixtures for the whole suite."""
+
+import pytest
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The runtime is made for asyncio."""
+    return "asyncio"

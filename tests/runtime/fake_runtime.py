@@ -1,0 +1,68 @@
+"""A runtime over the scripted model: everything but the forward pass is the real thing."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio.to_thread
+
+from serai.checkpoints.snapshot import Fingerprint
+from serai.checkpoints.store import Store
+from serai.runtime.driver import Driver
+from serai.runtime.engine import Engine
+from serai.runtime.engine_thread import EngineThread
+from serai.runtime.journal import Journal
+from serai.runtime.runtime import ModelFacts, Runtime, running
+from serai.runtime.scheduler import Limits
+from serai.runtime.session import Services
+from serai.runtime.state import StatePool
+from tests.runtime.scripted import LAYOUT, VOCAB, ScriptedModel
+
+FINGERPRINT = Fingerprint(
+    config="scripted",
+    tokenizer="none",
+    chat_format="none",
+    precision="exact",
+    trunk="as stored",
+    latents="float32",
+    experts_per_token=0,
+    state_layout=LAYOUT.describe(),
+    weights="scripted",
+    build="scripted",
+    simd="scripted",
+)
+
+
+@asynccontextmanager
+async def fake_runtime(
+    model: ScriptedModel | None = None,
+    *,
+    store: Path | None = None,
+    limits: Limits | None = None,
+    limit_bytes: int | None = None,
+    max_positions: int = 10_000,
+    stop_ids: frozenset[int] = frozenset(),
+    fingerprint: Fingerprint = FINGERPRINT,
+) -> AsyncIterator[Runtime]:
+    """A runtime whose sessions are checked to leave nothing behind when the block ends."""
+    kept = None if store is None else await anyio.to_thread.run_sync(Store.open, store)
+    thread = EngineThread()
+    pool = StatePool(LAYOUT, limit_bytes=limit_bytes, poison=True)
+    services = Services(
+        driver=Driver(Engine(model or ScriptedModel(), LAYOUT), thread, pool, limits or Limits()),
+        pool=pool,
+        journal=Journal(kept, fingerprint, LAYOUT),
+        tokenizer=None,
+        vocab_size=VOCAB,
+        max_positions=max_positions,
+        stop_ids=stop_ids,
+    )
+    facts = ModelFacts("scripted", "exact", None, 0, 0, limit_bytes or 0)
+    try:
+        async with running(Runtime(services, facts), services.driver) as runtime:
+            yield runtime
+        assert pool.live_bytes == 0, "every buffer came back"
+    finally:
+        thread.close()
+        if kept is not None:
+            kept.close()

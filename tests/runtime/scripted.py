@@ -1,0 +1,90 @@
+"""A model that is arithmetic: its state is a running hash of the token ids, its logits a function of that hash.
+
+It goes through the real engine and writes through the same addresses as the kernels do, so sessions, scheduling and
+storage can be tested by the thousand without a matrix being multiplied.
+"""
+
+import ctypes
+import threading
+from collections.abc import Callable, Generator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.checkpoints.snapshot import LatentType, StateLayout
+from serai.runtime.models.batch import Batch
+
+MODULUS = 65_521
+VOCAB = 16
+
+LAYOUT = StateLayout(
+    kda_shape=(1, 1, 2, 2),
+    conv_shape=(1, 3, 3, 2),
+    mla_layers=1,
+    latent_width=1,
+    latent_type=LatentType.FLOAT32,
+    page_tokens=4,
+    vocab=VOCAB,
+)
+
+
+def floats_at(address: int, count: int) -> NDArray[np.float32]:
+    """The float32 numbers that lie at an address."""
+    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
+
+
+def hash_of(tokens: Sequence[int], start: int = 0) -> int:
+    value = start
+    for token in tokens:
+        value = (value * 31 + token + 1) % MODULUS
+    return value
+
+
+def logits_of(value: int) -> NDArray[np.float32]:
+    """Next-token logits after a prefix of that hash; no two equal, so that greedy has one answer."""
+    ids = np.arange(1, VOCAB + 1, dtype=np.int64)
+    return ((value + 7) * ids * 7919 % 1009 / 200.0 + ids / 1e4).astype(np.float32)
+
+
+class ScriptedModel:
+    """`before_layer(batch, layer)` is a hook between layers: to block, to count, to raise. `spoil(tokens)` says after
+    which prefix hash the logits are NaN."""
+
+    def __init__(
+        self,
+        *,
+        layers: int = 2,
+        before_layer: Callable[[Batch, int], None] | None = None,
+        spoil: Callable[[int], bool] | None = None,
+    ) -> None:
+        self.layers = layers
+        self.before_layer = before_layer
+        self.spoil = spoil
+        self.steps: list[int] = []
+        self.threads: set[int] = set()
+
+    def forward(self, batch: Batch) -> Generator[None, None, NDArray[np.float32]]:
+        self.steps.append(batch.rows)
+        self.threads.add(threading.get_ident())
+        for layer in range(self.layers):
+            if self.before_layer is not None:
+                self.before_layer(batch, layer)
+            yield
+        size = sum(int(np.prod(shape)) for shape in (LAYOUT.kda_shape, LAYOUT.conv_shape))
+        ends: dict[int, int] = {}
+        for segment in range(len(batch.seg_pos)):
+            start, end = int(batch.seg_start[segment]), int(batch.seg_start[segment + 1])
+            address = int(batch.state_in[segment])
+            value = int(floats_at(address, 1)[0]) if address else 0
+            for row in range(start, end):
+                token = int(batch.tokens[row])
+                value = hash_of([token], value)
+                page, offset = divmod(int(batch.seg_pos[segment]) + row - start, LAYOUT.page_tokens)
+                floats_at(int(batch.page_addr[batch.page_start[segment] + page]), LAYOUT.page_tokens)[offset] = token
+                ends[row] = value
+            floats_at(int(batch.state_out[segment]), size)[:] = value
+        logits = np.stack([logits_of(ends[int(row)]) for row in batch.logit_rows] or [np.zeros(VOCAB, np.float32)])
+        for index, row in enumerate(batch.logit_rows):
+            if self.spoil is not None and self.spoil(ends[int(row)]):
+                logits[index] = np.nan
+        return logits[: len(batch.logit_rows)]
