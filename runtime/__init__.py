@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from serai.runtime.conversation import Chat
     from serai.runtime.generation import Completion, FinishReason, Generation, Token
     from serai.runtime.journal import Point
     from serai.runtime.models.open_model import Precision
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Appended": "session",
+    "Chat": "conversation",
     "Completion": "generation",
     "FinishReason": "generation",
     "Generation": "generation",
@@ -34,6 +36,7 @@ _HOMES = {
 
 __all__ = [
     "Appended",
+    "Chat",
     "Completion",
     "FinishReason",
     "Generation",

@@ -64,6 +64,7 @@ class Generation:
     """
 
     def __init__(self, session: "Session", services: "Services", params: SamplingParams) -> None:
+        params.check_vocabulary(services.vocab_size)
         self._session = session
         self._services = services
         self._params = params
@@ -127,7 +128,7 @@ class Generation:
             timeline.turn = replace(timeline.turn, seed=seed)
         start = timeline.turn.generation_start
         ids = timeline.ids()
-        self._counts = TokenCounts(self._services.vocab_size, ids.tolist(), generation_start=start)
+        self._counts = TokenCounts(self._services.vocab_size, ids, generation_start=start)
         self._text = TextStream(self._services.tokenizer, self._params.stop)
         self._text.replay(ids[start:].tolist())
         session.record.generation_begins(self._params.to_record(), timeline)

@@ -47,6 +47,7 @@ class Stored:
     is_head: bool
     snapshot: Snapshot | None
     inexact: bool
+    append_metadata: Mapping[str, Any]
 
 
 class Journal:
@@ -115,7 +116,15 @@ class Journal:
             if as_is or not foreign:
                 snapshot = store.load(holder, self._fingerprint)
                 inexact = inexact or foreign
-        return Stored(node, timeline, store.session_head(node.session_id) == node_id, snapshot, inexact)
+        appends = [one for one in path if one.kind is NodeKind.APPEND]
+        return Stored(
+            node=node,
+            timeline=timeline,
+            is_head=store.session_head(node.session_id) == node_id,
+            snapshot=snapshot,
+            inexact=inexact,
+            append_metadata=appends[-1].metadata if appends else {},
+        )
 
 
 class Record:
@@ -156,9 +165,9 @@ class Record:
         self._close_generation()
         self._add(kind, np.zeros(0, np.int32), timeline)
 
-    def appended(self, ids: NDArray[np.int32], timeline: Timeline) -> None:
+    def appended(self, ids: NDArray[np.int32], timeline: Timeline, metadata: Mapping[str, Any]) -> None:
         self._close_generation()
-        self._add(NodeKind.APPEND, ids, timeline)
+        self._add(NodeKind.APPEND, ids, timeline, metadata=metadata)
 
     def generation_begins(self, params: Mapping[str, Any], timeline: Timeline) -> None:
         """Parameters, seed and branch, to be durable before the first token is shown."""
@@ -200,12 +209,24 @@ class Record:
         self._add_node(NodeKind.GENERATE, tokens, position, 0 if last is None else last.turn, facts)
 
     def _add(
-        self, kind: NodeKind, tokens: NDArray[np.int32], timeline: Timeline, params: Mapping[str, Any] | None = None
+        self,
+        kind: NodeKind,
+        tokens: NDArray[np.int32],
+        timeline: Timeline,
+        *,
+        params: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        self._add_node(kind, tokens, len(timeline), timeline.turn.index, _facts_of(timeline, params))
+        self._add_node(kind, tokens, len(timeline), timeline.turn.index, _facts_of(timeline, params), metadata)
 
     def _add_node(
-        self, kind: NodeKind, tokens: NDArray[np.int32], position: int, turn: int, facts: Mapping[str, Any]
+        self,
+        kind: NodeKind,
+        tokens: NDArray[np.int32],
+        position: int,
+        turn: int,
+        facts: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         last = self._last()
         self._pending.append(
@@ -219,6 +240,7 @@ class Record:
                 turn=turn,
                 label=self._label,
                 namespace=self._namespace,
+                metadata=metadata or {},
                 inexact=self._inexact,
             )
         )

@@ -1,9 +1,10 @@
 """`open_runtime`: one model with its budget, its store and its sessions."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -14,10 +15,12 @@ from serai.checkpoints.store import Store
 from serai.kernels import compile as kernels
 from serai.kernels.threads import set_threads
 from serai.runtime.byte_sizes import parse_bytes
+from serai.runtime.chat import ChatFormat, Message, chat_format_for
+from serai.runtime.conversation import Chat
 from serai.runtime.driver import Counters, Driver
 from serai.runtime.engine import Engine
 from serai.runtime.engine_thread import EngineThread
-from serai.runtime.errors import SessionBusy, ShuttingDown
+from serai.runtime.errors import SeraiError, SessionBusy, ShuttingDown
 from serai.runtime.journal import Journal, Point, Stored
 from serai.runtime.memory_limits import default_budget
 from serai.runtime.memory_plan import check_budget, plan_memory
@@ -123,6 +126,38 @@ class Runtime:
         await session.record.flush()
         return session
 
+    async def chat(
+        self,
+        *,
+        system: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool | None = None,
+        thinking_effort: str | None = None,
+        namespace: str = "",
+        label: str = "",
+    ) -> Chat:
+        """A new conversation in the model's own prompt format.
+
+        `tools` are function declarations in OpenAI's shape. `thinking` and `thinking_effort` default to what the
+        model's family does. Raises `PromptInvalid` for what the format can't say, `ChatFormatMismatch` for a model whose
+        tokenizer doesn't spell it.
+        """
+        chat_format = self._chat_format()
+        options = chat_format.markup.options(tools=tools, thinking=thinking, thinking_effort=thinking_effort)
+        session = await self.session(namespace=namespace, label=label)
+        opening = [] if system is None else [Message.system(system)]
+        return Chat.begin(session, chat_format, options, opening)
+
+    async def resume_chat(self, point: Point | str, *, as_is: bool = False) -> Chat:
+        """As `resume`, for a session that a chat has filled."""
+        chat_format = self._chat_format()
+        session = await self.resume(point, as_is=as_is)
+        try:
+            return Chat.over(session, chat_format)
+        except SeraiError:
+            await session.close()
+            raise
+
     async def resume(self, point: Point | str, *, as_is: bool = False) -> Session:
         """A live session at a durable point: a `Point`, or the id of a node or session, or a tag.
 
@@ -144,6 +179,7 @@ class Runtime:
             namespace=node.namespace,
             label=node.label,
             inexact=stored.inexact,
+            append_metadata=stored.append_metadata,
         )
         session.record.continues(node, inexact=stored.inexact)
         if not goes_on:
@@ -198,6 +234,10 @@ class Runtime:
                 await session.close()
             except SessionBusy:
                 session.discard()
+
+    def _chat_format(self) -> ChatFormat:
+        tokenizer, config = self._services.need_tokenizer(), self.facts.config
+        return chat_format_for("" if config is None else config.family.value, tokenizer)
 
     def _check_open(self) -> None:
         if self._closing:

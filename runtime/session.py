@@ -1,9 +1,10 @@
 """A session: one timeline of tokens with a live state, that can be appended to, continued, forked and paused."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -80,11 +81,13 @@ class Session:
         namespace: str,
         label: str,
         inexact: bool = False,
+        append_metadata: Mapping[str, Any] | None = None,
     ) -> None:
         self.id = session_id
         self.namespace = namespace
         self.label = label
         self.inexact = inexact
+        self.append_metadata: Mapping[str, Any] = append_metadata or {}
         self.record = services.journal.open_record(session_id, namespace=namespace, label=label)
         self._services = services
         self._timeline = timeline
@@ -133,8 +136,11 @@ class Session:
         copy: NDArray[np.float32] = self._state.logits.array.copy()
         return copy
 
-    async def append(self, content: str | Sequence[int] | NDArray[np.integer]) -> Appended:
-        """Read text or token ids. Their ids are durable when this returns (with a store).
+    async def append(
+        self, content: str | Sequence[int] | NDArray[np.integer], *, metadata: Mapping[str, Any] | None = None
+    ) -> Appended:
+        """Read text or token ids. Their ids are durable when this returns (with a store), and `metadata`, a JSON
+        object of the caller's, with them: `append_metadata` gives it back, after a resume too.
 
         All or nothing: on an error or cancellation the session is what it was before. Raises `PromptTooLong` before
         any work.
@@ -150,7 +156,8 @@ class Session:
             state, _ = await self._services.driver.advance(self.id, self._state, ids, prefill=True)
             self._become(state)
             self._timeline.appended(ids)
-            self.record.appended(ids, self._timeline)
+            self.append_metadata = dict(metadata or {})
+            self.record.appended(ids, self._timeline, self.append_metadata)
             await self.record.flush()
             return Appended(len(ids), len(ids), 0, self.position)
 
@@ -176,6 +183,7 @@ class Session:
             namespace=self.namespace,
             label=self.label if label is None else label,
             inexact=self.inexact,
+            append_metadata=self.append_metadata,
         )
         child.record.branched_from(self.record)
         child.record.started(child.timeline, NodeKind.FORK)

@@ -1,6 +1,6 @@
 """The visible text of one turn's generation, token by token: characters never split, stop strings never shown."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from serai.runtime.detokenizer import Detokenizer
 from serai.runtime.stops import StopMatcher
@@ -14,7 +14,8 @@ class TextStream:
     Without a tokenizer there is no text and so nothing to stop at.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, stops: tuple[str, ...]) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, stops: Sequence[str]) -> None:
+        self._stops = stops
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
         self._matcher = StopMatcher(stops)
 
@@ -24,9 +25,12 @@ class TextStream:
         return self._matcher.stopped_by is not None
 
     def replay(self, ids: Iterable[int]) -> None:
-        """Take tokens whose text has been shown already."""
+        """Take tokens of the turn that are over: what they held back has been shown, a stop they completed is past."""
         for token in ids:
             self.push(token)
+            if self.stopped:
+                self._matcher = StopMatcher(self._stops)
+        self._matcher.finish()
 
     def push(self, token: int) -> str:
         """The text that the token makes visible."""

@@ -9,34 +9,28 @@ from collections.abc import Generator
 import numpy as np
 from numpy.typing import NDArray
 
-from serai.checkpoints.snapshot import LatentType, StateLayout
-from serai.kernels.kda import kda, kda_scratch_floats
+from serai.checkpoints.snapshot import StateLayout
 from serai.kernels.matmul import gather_rows, matmul
-from serai.kernels.mla import attend, store_latents
-from serai.kernels.moe import activate, combine, experts, group, route
-from serai.kernels.norms import attn_res, rms_norm, sigmoid_gate
+from serai.kernels.norms import attn_res, rms_norm
 from serai.runtime.models.batch import Batch
-from serai.runtime.models.config import LayerKind, ModelConfig
+from serai.runtime.models.config import ModelConfig
+from serai.runtime.models.layers import Context, dense_layer, kda_layer, mla_layer, moe_layer
 from serai.runtime.models.scratch import Scratch, ScratchShape
-from serai.runtime.models.weights import (
-    DenseWeights,
-    KdaWeights,
-    LayerWeights,
-    MlaWeights,
-    Mixing,
-    ModelWeights,
-    MoeWeights,
-)
+from serai.runtime.models.weights import KdaWeights, Mixing, ModelWeights, MoeWeights
 
 
 class KimiModel:
     """A loaded model with the scratch of one step; `forward` is the only thing it does."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights, layout: StateLayout, max_rows: int) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: ModelWeights, layout: StateLayout, *, max_rows: int, fast: bool
+    ) -> None:
         self.config = config
         self.weights = weights
         self.layout = layout
+        self.max_rows = max_rows
         self.scratch = Scratch(ScratchShape.of(config, weights), max_rows)
+        self._context = Context(config, layout, self.scratch, fast)
 
     def forward(self, batch: Batch) -> Generator[None, None, NDArray[np.float32]]:
         """Run the batch through all layers, pausing between them; the generator's value is the logits.
@@ -44,49 +38,51 @@ class KimiModel:
         Logits are float32 `[len(batch.logit_rows), vocab_size]`. The caller may drop the generator at any pause: what
         was written are drafts only.
         """
-        rows = batch.rows
-        blocks = self.scratch.blocks(rows)
+        blocks = self.scratch.blocks(batch.rows)
+        normed = self.scratch.view("normed", batch.rows, self.config.hidden_size)
         gather_rows(self.weights.embedding, batch.tokens, blocks[0])
-        committed = 0
-        kda_index = mla_index = 0
+        block_size = self.config.attn_res_block_size
+        committed = kda_layers = mla_layers = 0
         for index, layer in enumerate(self.weights.layers):
-            normed = self._normed(blocks, committed, layer.attention_mixing, layer.input_norm)
-            # AttnRes: at a block's start the running sum is committed, and a new one begins with this layer's output.
-            starts_block = self.config.attn_res_block_size > 0 and index % self.config.attn_res_block_size == 0
+            self._norm(blocks, committed, layer.attention_mixing, layer.input_norm, normed)
+            # AttnRes: where a block starts, the running sum is committed and this layer's output begins a new one.
+            starts_block = block_size > 0 and index % block_size == 0
             committed += starts_block
             running = blocks[committed]
             if isinstance(layer.attention, KdaWeights):
-                self._kda(layer.attention, kda_index, batch, normed, running, add=not starts_block)
-                kda_index += 1
+                kda_layer(self._context, layer.attention, kda_layers, batch, normed, running, add=not starts_block)
+                kda_layers += 1
             else:
-                self._mla(layer.attention, mla_index, batch, normed, running, add=not starts_block)
-                mla_index += 1
-            normed = self._normed(blocks, committed, layer.ffn_mixing, layer.post_norm)
+                mla_layer(self._context, layer.attention, mla_layers, batch, normed, running, add=not starts_block)
+                mla_layers += 1
+            self._norm(blocks, committed, layer.ffn_mixing, layer.post_norm, normed)
             if isinstance(layer.ffn, MoeWeights):
-                self._moe(layer.ffn, normed, running)
+                moe_layer(self._context, layer.ffn, normed, running)
             else:
-                self._dense(layer.ffn, normed, running)
+                dense_layer(self._context, layer.ffn, normed, running)
             yield
         return self._logits(batch, blocks, committed)
-
-    def _normed(
-        self, blocks: NDArray[np.float32], committed: int, mixing: Mixing | None, norm: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
-        """The sub-layer's input: the running sum (mixed with the committed blocks), normalised."""
-        rows, hidden = blocks.shape[1:]
-        out = self.scratch.view("normed", rows, hidden)
-        eps = self.config.rms_norm_eps
-        if mixing is None or committed == 0:
-            rms_norm(blocks[committed], 0, hidden, norm, eps, out, 0)
-        else:
-            attn_res(blocks, committed, blocks[committed], True, mixing.score, eps, norm, eps, out)
-        return out
 
     def _logits(self, batch: Batch, blocks: NDArray[np.float32], committed: int) -> NDArray[np.float32]:
         """Next-token logits of the wanted rows only: the head is the largest matrix of a small model."""
         chosen = np.ascontiguousarray(blocks[:, batch.logit_rows])
         normed = np.empty(chosen.shape[1:], dtype=np.float32)
-        self._normed(chosen, committed, self.weights.output_mixing, self.weights.norm, normed)
+        self._norm(chosen, committed, self.weights.output_mixing, self.weights.norm, normed)
         logits = np.empty((len(batch.logit_rows), self.config.vocab_size), dtype=np.float32)
         matmul(normed, 0, self.weights.head, logits, 0)
         return logits
+
+    def _norm(
+        self,
+        blocks: NDArray[np.float32],
+        committed: int,
+        mixing: Mixing | None,
+        norm: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """A sub-layer's input: the running sum, mixed with the committed blocks where there are any, normalised."""
+        eps = self.config.rms_norm_eps
+        if mixing is None or committed == 0:
+            rms_norm(blocks[committed], 0, self.config.hidden_size, norm, eps, out, 0)
+        else:
+            attn_res(blocks, committed, blocks[committed], True, mixing.score, eps, norm, eps, out)

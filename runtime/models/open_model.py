@@ -10,6 +10,7 @@ from blake3 import blake3
 from serai.checkpoints.snapshot import Fingerprint, LatentType, StateLayout
 from serai.kernels.compile import build_id
 from serai.kernels.cpu import chosen_path
+from serai.runtime.chat import chat_format_id
 from serai.runtime.errors import BadParameter
 from serai.runtime.models.config import ModelConfig, load_config
 from serai.runtime.models.kimi import KimiModel
@@ -95,7 +96,7 @@ def _fingerprint(found: FoundModel, precision: Precision, layout: StateLayout) -
     return Fingerprint(
         config=blake3(config.raw.encode()).hexdigest(),
         tokenizer="none" if found.tokenizer is None else found.tokenizer.fingerprint(),
-        chat_format=config.family.value,
+        chat_format=chat_format_id(config.family.value) or "none",
         precision=precision.value,
         trunk="as stored",
         latents=precision.latents.value,

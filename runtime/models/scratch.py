@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from serai.kernels.kda import kda_scratch_floats
+from serai.kernels.threads import threads
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.models.weights import KdaWeights, MlaWeights, ModelWeights, MoeWeights
 
@@ -21,6 +23,8 @@ class ScratchShape:
     pairs: int
     expert_inner: int
     expert_out: int
+    experts: int
+    kda_head_dim: int
 
     @classmethod
     def of(cls, config: ModelConfig, weights: ModelWeights) -> "ScratchShape":
@@ -52,24 +56,21 @@ class ScratchShape:
             pairs=0 if moe is None else moe.experts_per_token,
             expert_inner=0 if moe is None else moe.inner,
             expert_out=0 if moe is None else moe.latent,
+            experts=0 if moe is None else moe.experts,
+            kda_head_dim=config.kda.head_dim,
         )
-
-    def bytes_for(self, rows: int) -> int:
-        """Bytes of the scratch for steps of that many rows."""
-        floats = self.hidden * (self.blocks + 1) + self.projected + 2 * self.wide + self.mixed
-        floats += self.pairs * (self.expert_inner + self.expert_out + 3)
-        return 4 * rows * floats
 
 
 class Scratch:
     """Flat buffers handed out as `[rows, width]` views, so that every product is contiguous."""
 
     def __init__(self, shape: ScratchShape, max_rows: int) -> None:
+        pairs = max_rows * shape.pairs
         self.shape = shape
-        self.max_rows = max_rows
-        self._buffers = {
+        self._floats = {
             name: np.empty(max_rows * width, dtype=np.float32)
             for name, width in (
+                ("blocks", shape.blocks * shape.hidden),
                 ("normed", shape.hidden),
                 ("projected", shape.projected),
                 ("wide", shape.wide),
@@ -77,18 +78,30 @@ class Scratch:
                 ("mixed", shape.mixed),
                 ("inner", shape.pairs * shape.expert_inner),
                 ("expert_out", shape.pairs * shape.expert_out),
+                ("pick_weights", shape.pairs),
             )
         }
-        self._blocks = np.empty(shape.blocks * max_rows * shape.hidden, dtype=np.float32)
-        self.picks = np.empty(max_rows * shape.pairs, dtype=np.int32)
-        self.pick_weights = np.empty(max_rows * shape.pairs, dtype=np.float32)
-        self.pairs = np.empty(max_rows * shape.pairs, dtype=np.int32)
+        self._picks = np.empty(pairs, dtype=np.int32)
+        self.pairs = np.empty(pairs, dtype=np.int32)
+        self.distinct = np.empty(min(pairs, shape.experts), dtype=np.int32)
+        self.starts = np.empty(min(pairs, shape.experts) + 1, dtype=np.int32)
+        self.kda = np.empty(kda_scratch_floats(shape.kda_head_dim, threads()), dtype=np.float32)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all buffers together."""
+        arrays = [*self._floats.values(), self._picks, self.pairs, self.distinct, self.starts, self.kda]
+        return sum(array.nbytes for array in arrays)
 
     def view(self, name: str, rows: int, width: int) -> NDArray[np.float32]:
         """Buffer `name` as float32 `[rows, width]`; what it holds is unknown."""
-        return self._buffers[name][: rows * width].reshape(rows, width)
+        return self._floats[name][: rows * width].reshape(rows, width)
 
     def blocks(self, rows: int) -> NDArray[np.float32]:
         """The residual blocks, float32 `[blocks, rows, hidden]`; the running sum lies behind the committed ones."""
         shape = self.shape
-        return self._blocks[: shape.blocks * rows * shape.hidden].reshape(shape.blocks, rows, shape.hidden)
+        return self._floats["blocks"][: shape.blocks * rows * shape.hidden].reshape(shape.blocks, rows, shape.hidden)
+
+    def picks(self, rows: int) -> NDArray[np.int32]:
+        """The experts each row is sent to, int32 `[rows, experts_per_token]`."""
+        return self._picks[: rows * self.shape.pairs].reshape(rows, self.shape.pairs)

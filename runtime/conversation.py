@@ -1,0 +1,229 @@
+"""A chat: messages on top of a session. What was read stays as token ids and is never rendered again."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+from uuid import uuid4
+
+import anyio.to_thread
+
+from serai.runtime.chat import (
+    NO_NOTES,
+    ChatFormat,
+    Cursor,
+    Event,
+    Message,
+    Notes,
+    PromptInvalid,
+    PromptOptions,
+    Reply,
+    ReplyEnd,
+    ReplyParser,
+    Segment,
+    collect,
+    read_messages,
+)
+from serai.runtime.errors import SessionBusy
+from serai.runtime.generation import FinishReason, Generation
+from serai.runtime.journal import Point
+from serai.runtime.sampling_params import SamplingParams
+from serai.runtime.session import ENCODE_INLINE_CHARACTERS, Session
+
+CURSOR_KEY = "chat"
+"""Under this key an append's node keeps where the conversation stood after it; what a reply adds is parsed again."""
+
+
+def mint_call_id(index: int) -> str:
+    """An id for a reply's tool call that no other call has."""
+    return f"call_{uuid4().hex[:24]}"
+
+
+class Chat:
+    """A conversation over one session. Made by `Runtime.chat`, `Runtime.resume_chat` and `Chat.fork`."""
+
+    def __init__(self, session: Session, chat_format: ChatFormat, cursor: Cursor) -> None:
+        self.session = session
+        self._format = chat_format
+        self._cursor = cursor
+        self._opening: tuple[Segment, ...] = ()
+        self._stream: ReplyStream | None = None
+
+    @classmethod
+    def begin(
+        cls, session: Session, chat_format: ChatFormat, options: PromptOptions, messages: Sequence[Message]
+    ) -> "Chat":
+        """A conversation over an empty session; its opening is read together with the first message sent."""
+        begun = chat_format.markup.begin(options)
+        written = chat_format.markup.append(begun.cursor, messages)
+        chat = cls(session, chat_format, written.cursor)
+        chat._opening = begun.segments + written.segments
+        return chat
+
+    @classmethod
+    def over(cls, session: Session, chat_format: ChatFormat) -> "Chat":
+        """The conversation that a session holds already. Raises `PromptInvalid` when it holds none."""
+        kept = session.append_metadata.get(CURSOR_KEY)
+        if kept is None:
+            raise PromptInvalid(
+                f"session {session.id} was not filled by a chat, so it has no messages; go on with it as a session"
+            )
+        cursor = Cursor.from_json(kept)
+        if cursor.reply is not None:
+            parser = chat_format.parser(cursor, mint_call_id)
+            for token in session.timeline.ids(session.timeline.turn.generation_start).tolist():
+                parser.push(token)
+            cursor = parser.cursor()
+        return cls(session, chat_format, cursor)
+
+    def send(
+        self,
+        message: str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        notes: Notes = NO_NOTES,
+        thinking: bool | None = None,
+    ) -> "ReplyStream":
+        """Say something (text is a user's message; tool results are messages of role `tool`) and stream the reply.
+
+        Iterate over what comes back for events, or `await` its `collect()`. Raises `PromptInvalid` at once for messages
+        that can't be rendered, and `SessionBusy` while another reply is being read.
+        """
+        if self._stream is not None and not self._stream.ended:
+            raise SessionBusy(session_id=self.session.id, doing="a reply")
+        if isinstance(message, str):
+            messages: tuple[Message, ...] = (Message.user(message),)
+        elif isinstance(message, Message | Mapping):
+            messages = read_messages([message])
+        else:
+            messages = read_messages(message)
+        written = self._format.markup.append(self._cursor, messages)
+        prompt = self._format.markup.prompt(written.cursor, notes, thinking=thinking)
+        segments = self._opening + written.segments + prompt.segments
+        self._stream = ReplyStream(self, segments, prompt.cursor, params or SamplingParams())
+        return self._stream
+
+    async def fork(self, *, label: str | None = None) -> "Chat":
+        """A second conversation from here on. A reply under way is not part of it beyond what was handed out."""
+        child = Chat(await self.session.fork(label=label), self._format, self._cursor)
+        child._opening = self._opening
+        if self._stream is not None and not self._stream.ended:
+            child._cursor = self._stream.cursor()
+            child._opening = () if self._stream.begun else child._opening
+        return child
+
+    async def fork_many(self, count: int) -> list["Chat"]:
+        """`count` forks, as `fork`."""
+        return [await self.fork() for _ in range(count)]
+
+    async def pause(self) -> Point:
+        """As `Session.pause`; `Runtime.resume_chat` goes on from the point."""
+        return await self.session.pause()
+
+    async def close(self) -> None:
+        await self.session.close()
+
+    async def __aenter__(self) -> "Chat":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Chat over {self.session!r}>"
+
+
+class ReplyStream:
+    """One reply as it is written: an asynchronous iterator of events. Leaving it early keeps what was handed out."""
+
+    def __init__(
+        self, chat: Chat, segments: tuple[Segment, ...], prompted: Cursor, params: SamplingParams
+    ) -> None:
+        self._chat = chat
+        self._segments = segments
+        self._prompted = prompted
+        self._params = replace(
+            params, stop_token_ids=tuple({*params.stop_token_ids, *chat._format.stop_ids})
+        )
+        self._generation: Generation | None = None
+        self._parser: ReplyParser | None = None
+        self._events: deque[Event] = deque()
+        self._seen: list[Event] = []
+        self.ended = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether the messages have been read."""
+        return self._parser is not None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the reply ended, once it has."""
+        return None if self._generation is None else self._generation.finish_reason
+
+    def cursor(self) -> Cursor:
+        """Where the conversation stands after what has been handed out."""
+        return self._chat._cursor if self._parser is None else self._parser.cursor()
+
+    def __aiter__(self) -> "ReplyStream":
+        return self
+
+    async def __anext__(self) -> Event:
+        try:
+            while not self._events:
+                if self.ended:
+                    raise StopAsyncIteration
+                await self._read_on()
+        except Exception:
+            self._settle()
+            raise
+        event = self._events.popleft()
+        self._seen.append(event)
+        return event
+
+    async def aclose(self) -> None:
+        """Stop here."""
+        if self._generation is not None:
+            await self._generation.aclose()
+        self._settle()
+
+    async def collect(self) -> Reply:
+        """Read to the end and give the whole reply."""
+        try:
+            async for _ in self:
+                pass
+        finally:
+            await self.aclose()
+        return collect(self._seen)
+
+    async def _read_on(self) -> None:
+        """Read the messages if that is still to be done, else take the next token."""
+        chat = self._chat
+        if self._parser is None or self._generation is None:
+            if sum(len(segment.text) for segment in self._segments) <= ENCODE_INLINE_CHARACTERS:
+                ids = chat._format.encode(self._segments)
+            else:
+                ids = await anyio.to_thread.run_sync(chat._format.encode, self._segments)
+            await chat.session.append(ids, metadata={CURSOR_KEY: self._prompted.to_json()})
+            chat._opening = ()
+            self._parser = chat._format.parser(self._prompted, mint_call_id)
+            self._generation = chat.session.generate(self._params)
+            return
+        token = await anext(self._generation)
+        self._events.extend(self._parser.push(token.id))
+        if token.finish_reason is not None:
+            self._end()
+
+    def _end(self) -> None:
+        if self._parser is not None and not any(isinstance(event, ReplyEnd) for event in self._events):
+            self._events.extend(self._parser.finish())
+        self._settle()
+
+    def _settle(self) -> None:
+        """The conversation goes on from what has been read."""
+        if not self.ended:
+            self.ended = True
+            self._chat._cursor = self.cursor()
