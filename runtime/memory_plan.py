@@ -12,12 +12,12 @@ from serai.checkpoints.snapshot import LatentType, StateLayout
 from serai.runtime.attention_memory import PUBLISHED, AttentionCost, alternatives
 from serai.runtime.errors import BadParameter, BudgetTooSmall
 from serai.runtime.memory_scratch import scratch_bytes
+from serai.runtime.memory_weights import expert_record_bytes, held_bytes
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.models.dtypes import STORAGE
 from serai.runtime.models.layout import PAGE_TOKENS, state_layout
 from serai.runtime.models.safetensors_files import CheckpointFiles
 from serai.runtime.models.tensor_table import (
-    WIDENED_ROLES,
     TensorSpec,
     expert_layers,
     expert_stem,
@@ -49,8 +49,9 @@ class ByLatents:
 class MemoryPlan:
     """The table behind `serai plan`. All sizes in bytes.
 
-    `trunk_bytes` is the trunk as held in memory: matrices as stored, small vectors widened to float32;
-    `trunk_stored_bytes` is the same tensors in the files. A tied embedding counts once.
+    `trunk_bytes` is the trunk as held in memory (`memory_weights.py`), `trunk_stored_bytes` the same tensors in the
+    files. A tied embedding counts once. `expert_bytes` is a routed expert in the files, `expert_slot_bytes` the record
+    that holds one in memory; the floors and `min_expert_bytes` count records.
 
     `session_bytes` is KDA state, conv tails and the latents of `context_tokens`; `hot_session_bytes` is what a
     session in RAM holds: that, with whole pages of latents and the next-token logits. `running_session_bytes` adds the
@@ -72,6 +73,7 @@ class MemoryPlan:
     experts_per_layer: int
     experts_per_token: int
     expert_bytes: int
+    expert_slot_bytes: int
     experts_total_bytes: int
     token_experts: int
     token_expert_bytes: int
@@ -119,11 +121,15 @@ def plan_memory(
     specs = trunk_tensors(config)
     prefix = "" if files is None else find_prefix(config, files.tensors)
     dtypes = _dtypes(specs, files, prefix)
-    trunk = sum(_held_bytes(spec, dtypes[name]) for name, spec in specs.items())
-    expert = _expert_bytes(config, files, prefix)
+    trunk = sum(held_bytes(config, spec, dtypes[name]) for name, spec in specs.items())
+    parts = expert_tensors(config)  # all experts are alike: `check_tensors` sees to it
+    stem = prefix + expert_stem(expert_layers(config)[0], 0) if parts else ""
+    part_dtypes = _dtypes(parts, files, stem)
+    expert = sum(_stored_bytes(spec, part_dtypes[part], files, stem + part) for part, spec in parts.items())
+    slot = expert_record_bytes(parts, part_dtypes)
     moe = config.moe
     per_layer, per_token = (moe.experts, moe.experts_per_token) if moe is not None else (0, 0)
-    experts_total = config.moe_layers * per_layer * expert
+    experts = config.moe_layers * per_layer
     token_experts = config.moe_layers * per_token
     scratch = scratch_bytes(config, step_rows)
     layouts = {latents: state_layout(config, latents) for latents in LatentType}
@@ -143,12 +149,13 @@ def plan_memory(
         experts_per_layer=per_layer,
         experts_per_token=per_token,
         expert_bytes=expert,
-        experts_total_bytes=experts_total,
+        expert_slot_bytes=slot,
+        experts_total_bytes=experts * expert,
         token_experts=token_experts,
         token_expert_bytes=token_experts * expert,
         min_expert_slots=per_token,
         min_expert_slots_rule=_slots_rule(per_token),
-        min_expert_bytes=per_token * expert,
+        min_expert_bytes=per_token * slot,
         kda_layers=config.kda_layers,
         mla_layers=config.mla_layers,
         kda_bytes=4 * prod(layout.kda_shape),
@@ -160,9 +167,9 @@ def plan_memory(
         session_bytes=_plus(latent, part_bytes(layout, Part.FIXED)),
         hot_session_bytes=_by_latents({kind: session_bytes(layouts[kind], context_tokens) for kind in LatentType}),
         running_session_bytes=running,
-        floor_bytes=_plus(running, trunk + scratch + experts_total),
-        streaming_floor_bytes=_plus(running, trunk + scratch + per_token * expert),
-        working_set_bytes=_plus(running, trunk + scratch + token_experts * expert),
+        floor_bytes=_plus(running, trunk + scratch + experts * slot),
+        streaming_floor_bytes=_plus(running, trunk + scratch + per_token * slot),
+        working_set_bytes=_plus(running, trunk + scratch + token_experts * slot),
         comparison=(*alternatives(config, value_bytes=2), *PUBLISHED),
     )
 
@@ -183,7 +190,8 @@ def check_budget(plan: MemoryPlan, budget_bytes: int, latents: LatentType, *, st
     floor = floors.of(latents)
     if budget_bytes >= floor:
         return
-    experts = plan.min_expert_bytes if streaming else plan.experts_total_bytes
+    slots = plan.min_expert_slots if streaming else plan.moe_layers * plan.experts_per_layer
+    experts = slots * plan.expert_slot_bytes
     parts = (
         f"trunk {plan.trunk_bytes:,} + experts {experts:,} + scratch {plan.scratch_bytes:,} + one running session of "
         f"{plan.context_tokens:,} tokens {plan.running_session_bytes.of(latents):,}"
@@ -219,19 +227,8 @@ def _dtypes(specs: Mapping[str, TensorSpec], files: CheckpointFiles | None, pref
     return {name: files.info(prefix + name).dtype for name in specs}
 
 
-def _held_bytes(spec: TensorSpec, dtype: str) -> int:
-    return prod(spec.shape) * (4 if spec.role in WIDENED_ROLES else STORAGE[dtype].itemsize)
-
-
 def _stored_bytes(spec: TensorSpec, dtype: str, files: CheckpointFiles | None, name: str) -> int:
     return prod(spec.shape) * STORAGE[dtype].itemsize if files is None else files.info(name).nbytes
-
-
-def _expert_bytes(config: ModelConfig, files: CheckpointFiles | None, prefix: str) -> int:
-    """Bytes of one routed expert; all are alike (`check_tensors` sees to it)."""
-    parts = expert_tensors(config)
-    stem = prefix + expert_stem(expert_layers(config)[0], 0) if parts else ""
-    return sum(_stored_bytes(spec, spec.usual_dtype, files, stem + part) for part, spec in parts.items())
 
 
 def _slots_rule(experts_per_token: int) -> str:

@@ -1,63 +1,73 @@
 """How much working memory a step needs, from the model's shape and the number of rows that go through it together."""
 
-from serai.runtime.models.config import ModelConfig
-
-QUANTISED_GROUP = 32
-"""Activations that share a scale when `fast` quantises them to 8 bits."""
+from serai.runtime.memory_weights import padded_rows
+from serai.runtime.models.config import LayerKind, ModelConfig
 
 
 def scratch_floats_per_row(config: ModelConfig) -> dict[str, int]:
-    """float32 numbers a row of a step needs at once, by what for. Layers take turns, so the larger kind counts.
-
-    The next-token logits are not among them: they are written straight into the session's state.
+    """4-byte numbers a row of a step needs at once, by buffer. Layers take turns, so each buffer is as wide as its
+    widest use. The logits of a row are not among them: they belong to the session's state.
     """
-    hidden = config.hidden_size
+    hidden, moe = config.hidden_size, config.moe
     blocks = -(-config.num_layers // config.attn_res_block_size) if config.attn_res_block_size else 0
+    pairs = 0 if moe is None else moe.experts_per_token
     return {
-        "stream": 4 * hidden,  # the running value, its prefix sum, a normalised input, a branch's output
-        "residual_blocks": blocks * hidden,
-        "mixer": max(_kda_floats(config), _mla_floats(config)),
-        "feed_forward": max(2 * config.dense_intermediate, _moe_floats(config)),
+        "residual_blocks": (1 + blocks) * hidden,  # the running sum lies behind the committed blocks
+        "normed": hidden,
+        "projected": max(_projected(config)),
+        "wide": 2 * max(_wide(config)),
+        "mixed": max(_mixed(config)),
+        # Every chosen expert's output is kept until all are there: they are summed in ascending id (DESIGN §6d).
+        "experts": 0 if moe is None else pairs * (moe.inner + moe.latent),
+        "routes": 3 * pairs,  # the chosen expert, its weight, and its place among all pairs
     }
 
 
 def scratch_bytes(config: ModelConfig, rows: int) -> int:
-    """Bytes of working memory for a step of that many rows, in either precision."""
-    widest = _widest_input(config)
-    quantised = widest + 4 * -(-widest // QUANTISED_GROUP)
-    return rows * (4 * sum(scratch_floats_per_row(config).values()) + quantised)
+    """Bytes of working memory for steps of up to that many rows."""
+    return 4 * rows * sum(scratch_floats_per_row(config).values())
 
 
-def _kda_floats(config: ModelConfig) -> int:
-    if not config.kda_layers:
-        return 0
-    kda = config.kda
-    # q, k, v, decay, output and its gate; the two low-rank bottlenecks; beta.
-    return 6 * kda.width + 2 * kda.head_dim + kda.heads
+def _projected(config: ModelConfig) -> list[int]:
+    """Widths of the products that several projections of one input are computed as."""
+    kda, mla, moe = config.kda, config.mla, config.moe
+    widths = []
+    if LayerKind.KDA in config.layer_kinds:
+        gate = kda.width if kda.full_rank_gate else kda.head_dim
+        widths.append(_side_by_side(kda.width, kda.width, kda.width, gate, kda.head_dim, kda.heads))
+    if LayerKind.MLA in config.layer_kinds:
+        queries = mla.heads * mla.query_dim if mla.q_lora_rank is None else mla.q_lora_rank
+        widths.append(_side_by_side(queries, mla.latent_width, mla.heads * mla.v_dim if mla.output_gate else 0))
+    if moe is not None:
+        latent = moe.latent if moe.has_latent else 0
+        widths.append(_side_by_side(moe.experts, latent, moe.shared_inner, moe.shared_inner))
+    if not all(config.layer_is_moe):
+        widths.append(_side_by_side(config.dense_intermediate, config.dense_intermediate))
+    return widths
 
 
-def _mla_floats(config: ModelConfig) -> int:
-    if not config.mla_layers:
-        return 0
-    mla = config.mla
-    queries = mla.heads * mla.query_dim + (mla.q_lora_rank or 0)
-    absorbed = mla.heads * (mla.latent_width + mla.kv_lora_rank)  # the query against latents, and their mix
-    outputs = mla.heads * mla.v_dim * (2 if mla.output_gate else 1)
-    return queries + mla.latent_width + absorbed + outputs
-
-
-def _moe_floats(config: ModelConfig) -> int:
-    moe = config.moe
-    if moe is None:
-        return 0
-    # Every chosen expert's output is kept until all are there: they are summed in ascending id (DESIGN §6d).
-    routed = moe.experts_per_token * (2 + 2 * moe.inner + moe.latent)
-    return moe.experts + moe.latent + routed + 2 * moe.shared_inner
-
-
-def _widest_input(config: ModelConfig) -> int:
-    """The longest vector that any matrix is multiplied with."""
-    widths = [config.hidden_size, config.dense_intermediate, config.kda.width, config.mla.heads * config.mla.v_dim]
+def _wide(config: ModelConfig) -> list[int]:
+    """Widths of what stands between two products: activations, and queries against latents."""
+    widths = [config.dense_intermediate]
+    if LayerKind.KDA in config.layer_kinds:
+        widths.append(config.kda.width)
+    if LayerKind.MLA in config.layer_kinds:
+        widths.append(config.mla.heads * config.mla.latent_width)
     if config.moe is not None:
-        widths += [config.moe.inner, config.moe.latent, config.moe.shared_inner]
-    return max(widths)
+        widths.append(config.moe.shared_inner)
+    return widths
+
+
+def _mixed(config: ModelConfig) -> list[int]:
+    """Widths of what a token mixer gives."""
+    mla = config.mla
+    widths = [config.hidden_size]
+    if LayerKind.KDA in config.layer_kinds:
+        widths.append(config.kda.width)
+    if LayerKind.MLA in config.layer_kinds:
+        widths.append(mla.heads * max(mla.query_dim, mla.kv_lora_rank, mla.v_dim))
+    return widths
+
+
+def _side_by_side(*pieces: int) -> int:
+    return sum(padded_rows(piece) for piece in pieces)

@@ -242,7 +242,8 @@ def _text_part(top: ConfigKeys, family: ModelFamily) -> ConfigKeys:
 
 def _refuse_what_is_not_built(text: ConfigKeys) -> None:
     if not text.boolean("mla_use_nope", default=False):
-        text.refuse("mla_use_nope", f"is {shown(text.value('mla_use_nope'))}, but only true (no rotation) is supported")
+        found = f"is {shown(text.value('mla_use_nope'))}" if text.has("mla_use_nope") else "is missing"
+        text.refuse("mla_use_nope", f"{found}, but only true (no rotation) is supported")
     if (nextn := text.integer("num_nextn_predict_layers", low=0, default=0)) != 0:
         text.refuse("num_nextn_predict_layers", f"is {nextn}, but only 0 is supported (no draft layers)")
     heads = text.integer("num_attention_heads")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from serai.runtime.errors import WeightsInvalid
 from serai.runtime.models.dtypes import STORAGE, as_float32
 from serai.runtime.models.safetensors_header import LENGTH_BYTES, TensorInfo, header_bytes, parse_header, wrong_size
@@ -44,14 +45,14 @@ class CheckpointFiles:
         may be in two of them.
         """
         weight_map = _read_index(folder)
-        if weight_map is None:
-            wanted = dict.fromkeys(_files_without_index(folder), "its tensors")
-        else:
-            wanted = {file: f"tensor {shown(tensor)}" for tensor, file in weight_map.items()}
+        # File by the name of a tensor it should hold, to name one if the file is missing.
+        holds = (
+            _files_without_index(folder) if weight_map is None else {file: name for name, file in weight_map.items()}
+        )
         shards: dict[str, Shard] = {}
         try:
-            for name in sorted(wanted):
-                shards[name] = Shard.open(folder, name, wanted[name])
+            for file in sorted(holds):
+                shards[file] = Shard.open(folder, file, holds[file])
             if weight_map is None:
                 tensors = _merge(tensor for shard in shards.values() for tensor in shard.read_header())
             else:
@@ -136,7 +137,7 @@ class Shard:
 
     @classmethod
     def open(cls, folder: Path, name: str, holds: str) -> "Shard":
-        """Open a file of the folder by the name an index gives it; `holds` says what is wanted from it, for errors.
+        """Open a file of the folder by the name an index gives it; `holds` is a tensor that should be in it.
 
         Raises `WeightsInvalid`.
         """
@@ -145,7 +146,9 @@ class Shard:
             # Non-blocking, so that a pipe put where a shard should be is refused below instead of waited for.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
-            raise WeightsInvalid(f"the shard {name}, which should hold {holds}, is missing from {folder}") from None
+            raise WeightsInvalid(
+                f"the shard {name}, which should hold tensor {shown(holds)}, is missing from {folder}"
+            ) from None
         except OSError as error:
             raise WeightsInvalid(f"the shard {path} can't be opened ({error.strerror})") from error
         status = os.fstat(descriptor)
@@ -212,14 +215,15 @@ def _read_index(folder: Path) -> dict[str, str] | None:
     return weight_map
 
 
-def _files_without_index(folder: Path) -> list[str]:
+def _files_without_index(folder: Path) -> dict[str, str]:
+    """All safetensors files of the folder; nothing says which tensors they should hold."""
     try:
         names = sorted(path.name for path in folder.iterdir() if path.suffix == ".safetensors")
     except OSError as error:
         raise WeightsInvalid(f"the model folder {folder} can't be listed ({error.strerror})") from error
     if not names:
         raise WeightsInvalid(f"{folder} holds neither {INDEX_NAME} nor a *.safetensors file")
-    return names
+    return dict.fromkeys(names, "")
 
 
 def _merge(tensors: Iterable[TensorInfo]) -> dict[str, TensorInfo]:

@@ -8,6 +8,7 @@ Nothing is allocated from a number in the file before it was compared with the s
 """
 
 import sys
+from operator import attrgetter
 from typing import NamedTuple
 
 from serai.runtime.errors import WeightsInvalid
@@ -143,7 +144,7 @@ def _product(shape: tuple[int, ...], itemsize: int) -> int | None:
 def _check_cover(file: str, tensors: list[TensorInfo], start: int, file_bytes: int) -> None:
     """The tensors must tile the data: neither share a byte nor leave one to nobody."""
     end, previous = start, None
-    for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.nbytes)):
+    for tensor in sorted(tensors, key=attrgetter("offset", "nbytes")):
         if tensor.offset != end:
             raise _not_a_tiling(file, previous, tensor, start)
         if tensor.nbytes:

@@ -50,7 +50,9 @@ def json_type(value: object) -> str:
 
 
 def shown(value: object, limit: int = 120) -> str:
-    """`value` for an error sentence: quoted, control characters escaped, and cut when it is long."""
+    """A parsed value for an error sentence: strings quoted and control characters escaped; cut when it is long."""
+    if value is None or isinstance(value, bool):
+        return str(json.dumps(value))
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 

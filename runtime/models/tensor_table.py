@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from serai.runtime.models.config import MXFP4_GROUP, ExpertFormat, LayerKind, ModelConfig, ModelFamily, MoeConfig
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -31,17 +32,15 @@ class TensorRole(Enum):
     EMBEDDING = "embedding"
     HEAD = "head"
     MATRIX = "matrix"
+    KV_UP = "kv_up"  # kv_b_proj, held as two matrices a head
     ROUTER = "router"
     NORM = "norm"
     CONV = "conv"
     DECAY = "decay"  # A_log and dt_bias
     BIAS = "bias"  # the router's correction
-    MIX = "mix"  # Attention Residuals: norms and score vectors
+    MIX = "mix"  # Attention Residuals: the vector that scores a block
+    FOLDED = "folded"  # the norm that is multiplied into it when loaded, and not held
     EXPERT = "expert"
-
-
-WIDENED_ROLES = frozenset((TensorRole.NORM, TensorRole.CONV, TensorRole.DECAY, TensorRole.BIAS, TensorRole.MIX))
-"""Small vectors, held as float32 in memory whatever the file says; all else is held as stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +175,11 @@ class _Trunk:
     def add(self, name: str, role: TensorRole, *shape: int, usual: str | None = None, at_least: bool = False) -> None:
         self._specs[name] = TensorSpec(shape, FLOATS, role, usual or self._config.weight_dtype, at_least)
 
-    def add_matrix(self, name: str, rows: int, columns: int) -> None:
-        self.add(f"{name}.weight", TensorRole.MATRIX, rows, columns)
+    def add_matrix(self, name: str, rows: int, columns: int, role: TensorRole = TensorRole.MATRIX) -> None:
+        self.add(f"{name}.weight", role, rows, columns)
 
     def add_mix(self, name: str) -> None:
-        self.add(f"{name}_norm.weight", TensorRole.MIX, self._config.hidden_size)
+        self.add(f"{name}_norm.weight", TensorRole.FOLDED, self._config.hidden_size)
         self.add(f"{name}_proj.weight", TensorRole.MIX, 1, self._config.hidden_size)
 
     def add_mlp(self, stem: str, inner: int) -> None:
@@ -218,7 +217,7 @@ class _Trunk:
             self.add_matrix(f"{stem}q_b_proj", queries, mla.q_lora_rank)
         self.add_matrix(f"{stem}kv_a_proj_with_mqa", mla.latent_width, hidden)
         self.add(f"{stem}kv_a_layernorm.weight", TensorRole.NORM, mla.kv_lora_rank)
-        self.add_matrix(f"{stem}kv_b_proj", mla.heads * (mla.nope_dim + mla.v_dim), mla.kv_lora_rank)
+        self.add_matrix(f"{stem}kv_b_proj", mla.heads * (mla.nope_dim + mla.v_dim), mla.kv_lora_rank, TensorRole.KV_UP)
         if mla.output_gate:
             self.add_matrix(f"{stem}g_proj", mla.heads * mla.v_dim, hidden)
         self.add_matrix(f"{stem}o_proj", hidden, mla.heads * mla.v_dim)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from blake3 import blake3
+
 from serai.runtime.models.safetensors_files import CheckpointFiles
 
 SAMPLE_BYTES = 4096
