@@ -12,7 +12,7 @@ from serai.checkpoints.snapshot import LatentType, StateLayout
 from serai.runtime.attention_memory import PUBLISHED, AttentionCost, alternatives
 from serai.runtime.errors import BadParameter, BudgetTooSmall
 from serai.runtime.memory_scratch import scratch_bytes
-from serai.runtime.memory_weights import expert_record_bytes, held_bytes
+from serai.runtime.memory_weights import ADDRESS_BYTES, expert_record_bytes, held_bytes
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.models.dtypes import STORAGE
 from serai.runtime.models.layout import PAGE_TOKENS, state_layout
@@ -109,9 +109,11 @@ def plan_memory(
     *,
     context_tokens: int = DEFAULT_CONTEXT_TOKENS,
     step_rows: int = DEFAULT_STEP_ROWS,
+    kernel_scratch_bytes: int = 0,
 ) -> MemoryPlan:
     """The plan for sessions of `context_tokens` tokens and steps of up to `step_rows` rows.
 
+    `kernel_scratch_bytes` is what the compute threads keep for themselves; only who knows the threads can tell.
     With `files` the element types are those of the headers, without those the published checkpoints use. Raises
     `WeightsInvalid` when the files lack a tensor of the table, `BadParameter` for sizes below 1.
     """
@@ -121,7 +123,6 @@ def plan_memory(
     specs = trunk_tensors(config)
     prefix = "" if files is None else find_prefix(config, files.tensors)
     dtypes = _dtypes(specs, files, prefix)
-    trunk = sum(held_bytes(config, spec, dtypes[name]) for name, spec in specs.items())
     parts = expert_tensors(config)  # all experts are alike: `check_tensors` sees to it
     stem = prefix + expert_stem(expert_layers(config)[0], 0) if parts else ""
     part_dtypes = _dtypes(parts, files, stem)
@@ -130,8 +131,9 @@ def plan_memory(
     moe = config.moe
     per_layer, per_token = (moe.experts, moe.experts_per_token) if moe is not None else (0, 0)
     experts = config.moe_layers * per_layer
+    trunk = sum(held_bytes(config, spec, dtypes[name]) for name, spec in specs.items()) + ADDRESS_BYTES * experts
     token_experts = config.moe_layers * per_token
-    scratch = scratch_bytes(config, step_rows)
+    scratch = scratch_bytes(config, step_rows) + kernel_scratch_bytes
     layouts = {latents: state_layout(config, latents) for latents in LatentType}
     layout = layouts[LatentType.FLOAT32]
     running = _by_latents({kind: _running_bytes(layouts[kind], context_tokens) for kind in LatentType})

@@ -5,8 +5,10 @@ from serai.runtime.models.config import LayerKind, ModelConfig
 
 
 def scratch_floats_per_row(config: ModelConfig) -> dict[str, int]:
-    """4-byte numbers a row of a step needs at once, by buffer. Layers take turns, so each buffer is as wide as its
-    widest use. The logits of a row are not among them: they belong to the session's state.
+    """4-byte numbers a row of a step needs at once, by buffer.
+
+    Layers take turns, so each buffer is as wide as its widest use. Not among them: the logits of a row, which belong
+    to the session's state, and what each compute thread keeps for itself.
     """
     hidden, moe = config.hidden_size, config.moe
     blocks = -(-config.num_layers // config.attn_res_block_size) if config.attn_res_block_size else 0
@@ -25,7 +27,14 @@ def scratch_floats_per_row(config: ModelConfig) -> dict[str, int]:
 
 def scratch_bytes(config: ModelConfig, rows: int) -> int:
     """Bytes of working memory for steps of up to that many rows."""
-    return 4 * rows * sum(scratch_floats_per_row(config).values())
+    return 4 * (rows * sum(scratch_floats_per_row(config).values()) + _expert_list(config, rows))
+
+
+def _expert_list(config: ModelConfig, rows: int) -> int:
+    """Numbers that say which distinct experts a step visits, and where the pairs of each start."""
+    if config.moe is None:
+        return 0
+    return 1 + 2 * min(rows * config.moe.experts_per_token, config.moe.experts)
 
 
 def _projected(config: ModelConfig) -> list[int]:
