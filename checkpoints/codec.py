@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
+
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
 
 Bytes = NDArray[np.uint8]

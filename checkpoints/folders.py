@@ -25,7 +25,7 @@ class Folder:
 
     @contextmanager
     def child(self, name: str, *, create: bool) -> Iterator["Folder"]:
-        """The folder `name` inside this one, created durably if asked to, closed afterwards."""
+        """The folder `name` inside this one, created if asked to, closed afterwards; `sync` makes a new one durable."""
         child = self.open_child(name, create=create)
         try:
             yield child
@@ -40,7 +40,6 @@ class Folder:
                 raise
         with suppress(FileExistsError):  # another thread was faster; opening it decides whether it is a folder
             self.disk.make_folder(name, parent=self.fd)
-        self.disk.fsync(self.fd)
         return Folder(self.disk, self.disk.open_folder(name, parent=self.fd))
 
     def names(self) -> list[str]:

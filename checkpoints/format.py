@@ -51,6 +51,7 @@ from enum import IntEnum
 from typing import Final
 
 from blake3 import blake3
+
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
 from serai.checkpoints.folders import Reader
 

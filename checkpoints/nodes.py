@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
+
 from serai.checkpoints import jsonio
 from serai.checkpoints.errors import SnapshotCorrupt
 from serai.checkpoints.names import check_id, check_text, new_id

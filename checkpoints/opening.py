@@ -74,6 +74,7 @@ def open_folders(path: str, disk: Disk, *, create: bool) -> OpenFolders:
         for name in _FOLDER_NAMES:
             folders[name] = root.open_child(name, create=True)
             undo.callback(folders[name].close)
+        root.sync()
         for name in folders["tmp"].names():
             folders["tmp"].remove(name)
         store_id = _store_id(root, folders["tmp"])

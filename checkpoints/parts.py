@@ -1,13 +1,14 @@
 """Part files: written once under the hash of their content, verified whenever they are read."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
+
 from serai.checkpoints.codec import Bytes, Codec, Packing, known_codec, pack, unpack
 from serai.checkpoints.errors import SnapshotCorrupt
 from serai.checkpoints.folders import Folder, Reader
@@ -64,10 +65,13 @@ class PartFiles:
         return header
 
     def sync(self, hashes: Iterable[str]) -> None:
-        """Make the names of these parts durable."""
-        for prefix in sorted({_split(name)[0] for name in hashes}):
+        """Make the names of these parts durable, and those of the folders they are in."""
+        prefixes = sorted({_split(name)[0] for name in hashes})
+        for prefix in prefixes:
             with self.folder.child(prefix, create=False) as child:
                 child.sync()
+        if prefixes:
+            self.folder.sync()
 
     def head(self, name: str) -> PartHeader | None:
         """The verified header of a part, or None if there is no such file."""
@@ -126,6 +130,13 @@ class PartFiles:
             reader.read_into(piece.data, offset)
             offset += piece.size
         return header
+
+    def take_back(self, names: Iterable[str]) -> None:
+        """Unlink parts of a save that failed, as far as the disk lets us: what it keeps has no row and is nobody's."""
+        for name in names:
+            prefix, rest = _split(name)
+            with suppress(OSError), self.folder.child(prefix, create=False) as child:
+                child.remove(rest)
 
     def remove(self, names: Iterable[str]) -> None:
         """Unlink parts, durably; missing ones are no error."""

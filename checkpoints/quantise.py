@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
 from serai.checkpoints.manifest import StoredAs
 
 _INT8_MAX: Final = 127

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
+
 from serai.checkpoints.codec import Packing
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
 from serai.checkpoints.format import PART_HEADER_BYTES, TensorSpec
@@ -96,7 +97,8 @@ class Shelf:
     files: PartFiles
     index: Index
     pins: Pins
-    pool: ThreadPoolExecutor
+    writers: ThreadPoolExecutor
+    readers: ThreadPoolExecutor
     known: WeakKeyDictionary[PageIdentity, dict[StoredAs, str]] = field(default_factory=WeakKeyDictionary)
 
     def put(
@@ -111,7 +113,7 @@ class Shelf:
             return self._put(slot, packing, pin, written)
 
         try:
-            saved = self._each(put_one, slots_of(snapshot, storage))
+            saved = _each(self.writers, put_one, slots_of(snapshot, storage))
             self.files.sync(part.row.hash for part in saved if part.is_new)
         except BaseException:
             self.discard(written)
@@ -121,7 +123,7 @@ class Shelf:
     def discard(self, written: Iterable[str]) -> None:
         """Remove parts of a snapshot that was not committed, unless others have come to count on them."""
         with self.index.lock:
-            self.files.remove(
+            self.files.take_back(
                 name for name in set(written) if self.pins.count(name) <= 1 and self.index.part(name) is None
             )
 
@@ -149,10 +151,10 @@ class Shelf:
         of the same content. Nothing is allocated before every part is known to be there in its right size.
         """
         sized = dict(zip(manifest.parts, part_bytes(manifest), strict=True))
-        self._each(self._check_size, list(sized.items()))
+        _each(self.readers, self._check_size, list(sized.items()))
         snapshot = _blank(manifest)
         slots = slots_of(snapshot, manifest.storage)
-        self._each(self._get, list(zip(manifest.parts, slots, strict=True)))
+        _each(self.readers, self._get, list(zip(manifest.parts, slots, strict=True)))
         for name, slot in zip(manifest.parts, slots, strict=True):
             self._learn(slot, name)
         return snapshot
@@ -200,19 +202,6 @@ class Shelf:
             with self.index.lock:
                 self.known.setdefault(slot.identity, {})[slot.stored_as] = name
 
-    def _each(self, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """`work` on every item, several at a time; after a failure no more are begun, and it is raised when all have
-        ended.
-        """
-        futures = [self.pool.submit(work, item) for item in items]
-        try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-        finally:
-            for future in futures:
-                future.cancel()
-            wait(futures)
-        return [future.result() for future in futures if not future.cancelled()]
-
 
 def _blank(manifest: Manifest) -> Snapshot:
     """A snapshot of the manifest's shapes, its arrays still to be filled. Full pages that come back exactly get an
@@ -239,3 +228,16 @@ def _blank(manifest: Manifest) -> Snapshot:
         raise SnapshotCorrupt(
             what=f"the snapshot of node {manifest.node_id}", problem=f"its layout is impossible ({error})"
         ) from error
+
+
+def _each(pool: ThreadPoolExecutor, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """`work` on every item, several at a time; after a failure no more are begun, and it is raised when all ended."""
+    futures = [pool.submit(work, item) for item in items]
+    try:
+        wait(futures, return_when=FIRST_EXCEPTION)
+    finally:
+        for future in futures:
+            future.cancel()
+        wait(futures)
+    failed = [future for future in futures if not future.cancelled() and future.exception() is not None]
+    return [future.result() for future in failed or futures]

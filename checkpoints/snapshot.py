@@ -129,7 +129,7 @@ class Snapshot:
             _require(f"latent page {number}", page.rows, shape, layout.latent_type.dtype)
             if page.identity is not None and count < layout.page_tokens:
                 raise ValueError(
-                f"latent page {number} holds {count} of {layout.page_tokens} rows, so it may still change: no identity"
+                    f"latent page {number} holds {count} of {layout.page_tokens} rows, so it can change: no identity"
                 )
         if (self.logits is None) != (self.position == 0):
             given = "no" if self.logits is None else "some"

@@ -31,11 +31,14 @@ class StoreFolder:
             self.id: Final = self._folders.store_id
             self._index = Index(f"{self.location}/{INDEX_NAME}", may_begin=self._folders.is_empty)
             undo.callback(self._index.close)
-            self._pool = ThreadPoolExecutor(threads, "serai-store")
-            undo.callback(self._pool.shutdown)
+            # Apart, so that a save that hangs on a slow disk does not keep anyone from loading.
+            writers = ThreadPoolExecutor(threads, "serai-store-save")
+            undo.callback(writers.shutdown)
+            readers = ThreadPoolExecutor(threads, "serai-store-load")
+            undo.callback(readers.shutdown)
             self._files = PartFiles(self._folders.parts, self._folders.temporary, keep_cached)
             self._pins = Pins(self._index)
-            self._shelf = Shelf(self._files, self._index, self._pins, self._pool)
+            self._shelf = Shelf(self._files, self._index, self._pins, writers, readers)
             self._closed = False
             self._sweep()
             undo.pop_all()
@@ -46,7 +49,8 @@ class StoreFolder:
             if self._closed:
                 return
             self._closed = True
-        self._pool.shutdown()
+        self._shelf.writers.shutdown()
+        self._shelf.readers.shutdown()
         self._index.close()
         self._folders.close()
 

@@ -3,6 +3,7 @@
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
+
 from serai.checkpoints import jsonio, nodes
 from serai.checkpoints.errors import SessionGone, SnapshotCorrupt
 from serai.checkpoints.format import DocumentKind, frame_document, read_document

@@ -1,0 +1,315 @@
+"""Saves are whole or absent, on disks that are full, failing, slow, short of bytes or switched off."""
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from serai.checkpoints import Packing, SaveReport, Store
+from serai.checkpoints.errors import StoreBusy, StoreFailed, StoreFull, StoreInvalid
+from tests.checkpoints.disks import FailingDisk, ShortDisk, TracingDisk, WaitingDisk, eventually
+from tests.checkpoints.samples import FINGERPRINT, make_node, make_snapshot, same_bits, saved
+
+
+def all_files(folder: Path) -> set[str]:
+    kinds = ("nodes", "manifests", "parts", "tags", "tmp")
+    return {str(file.relative_to(folder)) for kind in kinds for file in (folder / kind).rglob("*") if file.is_file()}
+
+
+def test_success_is_told_after_write_fsync_rename_and_folder_fsync(tmp_path: Path) -> None:
+    """B62: that order for every file, and the manifest last."""
+    disk = TracingDisk()
+    with Store.open(str(tmp_path / "s"), disk=disk) as store:
+        node = make_node(9)
+        store.record(node)
+        disk.calls.clear()
+        store.save(node.id, make_snapshot(9), FINGERPRINT, reason="pause")
+    renames = [(place, target) for place, (call, target) in enumerate(disk.calls) if call == "rename"]
+    assert len(renames) == 3 + 3 + 1 + 1
+    for place, target in renames:
+        temporary, final = target.split(" -> ")
+        before = [call for call, name in disk.calls[:place] if name == temporary]
+        assert before[0] == "create"
+        assert before[-1] == "fsync"
+        assert "write" in before
+        assert ("fsync", final.split("/")[0]) in disk.calls[place:]
+    manifest_create = max(place for place, (call, _) in enumerate(disk.calls) if call == "create")
+    part_folders = {target.split(" -> ")[1].split("/")[0] for _, target in renames} - {"manifests"}
+    for folder in part_folders:
+        assert max(place for place, call in enumerate(disk.calls) if call == ("fsync", folder)) < manifest_create
+    assert disk.calls[-1] == ("fsync", "manifests")
+
+
+@pytest.mark.parametrize("packing", Packing)
+def test_short_writes_and_reads_are_continued(tmp_path: Path, packing: Packing) -> None:
+    """B64, B123: a disk that moves 100 bytes at a time is slow, nothing else."""
+    with Store.open(str(tmp_path / "s"), disk=ShortDisk(100)) as store:
+        node = make_node(9)
+        store.record(node)
+        store.save(node.id, make_snapshot(9, smooth=True), FINGERPRINT, reason="pause", packing=packing)
+        assert same_bits(store.load(node.id), make_snapshot(9, smooth=True))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
+@pytest.mark.parametrize("call", ["create", "write", "fsync", "rename"])
+@pytest.mark.parametrize("after", [0, 5])
+def test_a_failed_save_leaves_what_was_there(tmp_path: Path, call: str, code: int, after: int) -> None:
+    """B61, B64, B73: no space, a bad or a read-only disk: a clear error, no file left, the former snapshot whole."""
+    disk = FailingDisk(call, code, after=after)
+    disk.broken = False
+    folder = tmp_path / "s"
+    with Store.open(str(folder), disk=disk) as store:
+        former, other = make_snapshot(9), make_snapshot(9, seed=5)
+        node = saved(store, former)
+        before = all_files(folder)
+        disk.broken = True
+        expected = StoreFull if code in (errno.ENOSPC, errno.EDQUOT) else StoreFailed
+        with pytest.raises(expected, match="is intact"):
+            store.save(node.id, other, FINGERPRINT, reason="pause")
+        disk.broken = False
+        assert all_files(folder) == before
+        assert store.sizes().snapshots == 1
+        assert same_bits(store.load(node.id), former)
+        store.save(node.id, other, FINGERPRINT, reason="pause")
+        assert same_bits(store.load(node.id), other)
+
+
+@pytest.mark.parametrize("call", ["create", "write", "fsync", "rename"])
+def test_a_node_that_could_not_be_recorded_is_not_there(tmp_path: Path, call: str) -> None:
+    disk = FailingDisk(call)
+    disk.broken = False
+    with Store.open(str(tmp_path / "s"), disk=disk) as store:
+        disk.broken = True
+        node = make_node(3)
+        with pytest.raises(StoreFull):
+            store.record(node)
+        disk.broken = False
+        assert all_files(tmp_path / "s") == set()
+        assert store.sessions() == []
+        store.record(node)
+        assert store.tokens(node.id).tolist() == [0, 1, 2]
+
+
+def test_a_full_disk_is_an_error_and_room_is_enough_to_go_on(tmp_path: Path) -> None:
+    """B61: on a real file system of 1 MiB."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount)]).returncode:
+        pytest.skip("needs the right to mount a 1 MiB tmpfs; the same is tested with injected ENOSPC")
+    try:
+        with Store.open(str(mount / "s")) as store:
+            small = make_snapshot(9)
+            node = saved(store, small)
+            ballast = mount / "ballast"
+            ballast.write_bytes(bytes((mount.stat().st_blksize * os.statvfs(mount).f_bavail) - 65536))
+            later = make_node(400, node)
+            store.record(later)
+            before = all_files(mount / "s")
+            with pytest.raises(StoreFull):
+                store.save(later.id, make_snapshot(409), FINGERPRINT, reason="pause")
+            assert all_files(mount / "s") == before
+            assert same_bits(store.load(node.id), small)
+            ballast.unlink()
+            store.save(later.id, make_snapshot(409), FINGERPRINT, reason="pause")
+            assert same_bits(store.load(later.id), make_snapshot(409))
+    finally:
+        subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+def test_reading_errors_are_no_damage(tmp_path: Path) -> None:
+    """A disk that fails to read is told as that, and the snapshot is used again when it has recovered."""
+    disk = FailingDisk("read", errno.EIO)
+    disk.broken = False
+    with Store.open(str(tmp_path / "s"), disk=disk) as store:
+        node = saved(store, make_snapshot(5))
+        disk.broken = True
+        with pytest.raises(StoreFailed, match="loading node"):
+            store.load(node.id)
+        disk.broken = False
+        assert same_bits(store.load(node.id), make_snapshot(5))
+
+
+def test_a_snapshot_being_written_is_not_seen(tmp_path: Path) -> None:
+    """B66: while a save hangs, readers get the former snapshot, whole."""
+    disk = WaitingDisk()
+    with Store.open(str(tmp_path / "s"), disk=disk) as store:
+        former, later = make_snapshot(6), make_snapshot(6, seed=4)
+        node = saved(store, former)
+        reports: list[SaveReport] = []
+        disk.armed = True
+        saver = threading.Thread(target=lambda: reports.append(store.save(node.id, later, FINGERPRINT, reason="pause")))
+        saver.start()
+
+        def meanwhile() -> None:
+            try:
+                assert disk.reached.wait(30)
+                assert same_bits(store.load(node.id), former)
+            finally:
+                disk.armed = False
+                disk.go.set()
+
+        eventually(saver, meanwhile)
+        assert len(reports) == 1
+        assert same_bits(store.load(node.id), later)
+
+
+@pytest.mark.parametrize("files_before", [0, 3], ids=["before the pages", "after the pages"])
+def test_pages_a_save_counts_on_survive_a_deletion(tmp_path: Path, files_before: int) -> None:
+    """The only snapshot with some pages is erased while another that shares them is being written."""
+    disk = WaitingDisk(files_before)
+    with Store.open(str(tmp_path / "s"), disk=disk, threads=1) as store:
+        state = make_snapshot(8)
+        node = saved(store, state)
+        other = make_node(8)
+        store.record(other)
+        sharing = replace(make_snapshot(8, seed=3), pages=state.pages)
+        disk.armed = True
+        saver = threading.Thread(target=lambda: store.save(other.id, sharing, FINGERPRINT, reason="pause"))
+        saver.start()
+
+        def meanwhile() -> None:
+            try:
+                assert disk.reached.wait(30)
+                store.delete(node.id)
+            finally:
+                disk.armed = False
+                disk.go.set()
+
+        eventually(saver, meanwhile)
+        assert same_bits(store.load(other.id), sharing)
+        assert store.sizes().file_bytes == sum(
+            (tmp_path / "s" / name).stat().st_size for name in all_files(tmp_path / "s")
+        )
+
+
+SAVER = """
+import sys
+from tests.checkpoints.samples import FINGERPRINT, make_snapshot
+from serai.checkpoints import Store
+store = Store.open(sys.argv[1])
+print("open", flush=True)
+seed = 1
+while True:
+    store.save(sys.argv[2], make_snapshot(200, seed=seed), FINGERPRINT, reason="pause")
+    seed += 1
+    print(seed, flush=True)
+"""
+
+
+def test_a_killed_process_leaves_one_whole_snapshot_and_no_lock(tmp_path: Path) -> None:
+    """B60: kill -9 at odd moments of saving over a snapshot; one of them loads, rests are swept, the lock is free."""
+    folder = tmp_path / "s"
+    with Store.open(str(folder)) as store:
+        node = saved(store, make_snapshot(200))
+    for round_number in range(4):
+        saver = subprocess.Popen([sys.executable, "-c", SAVER, str(folder), node.id], stdout=subprocess.PIPE, text=True)
+        assert saver.stdout is not None
+        with saver.stdout:
+            for _ in range(2 + round_number):
+                assert saver.stdout.readline()
+            with pytest.raises(StoreBusy, match=f"process {saver.pid};"):
+                Store.open(str(folder))
+            saver.send_signal(signal.SIGKILL)
+            saver.wait()
+        (folder / "tmp" / "left-over.tmp").write_bytes(b"x")
+        with Store.open(str(folder)) as store:
+            found = store.load(node.id)
+            assert any(same_bits(found, make_snapshot(200, seed=seed)) for seed in range(8 + round_number))
+            assert list((folder / "tmp").iterdir()) == []
+
+
+def test_files_are_private_under_any_umask(tmp_path: Path) -> None:
+    """B73: 0600 and 0700 from the moment they exist, the index included."""
+    former = os.umask(0)
+    try:
+        with Store.open(str(tmp_path / "s")) as store:
+            saved(store, make_snapshot(5))
+            store.tag("x", store.sessions()[0].head_id)
+            for path in [tmp_path / "s", *(tmp_path / "s").rglob("*")]:
+                mode = stat.S_IMODE(path.stat().st_mode)
+                assert mode == (0o700 if path.is_dir() else 0o600), path
+            fd = store._folders.temporary.disk.create("new", folder=store._folders.temporary.fd)
+            assert stat.S_IMODE(os.fstat(fd).st_mode) == 0o600
+            os.close(fd)
+    finally:
+        os.umask(former)
+
+
+def test_folders_that_others_may_change_are_refused(tmp_path: Path) -> None:
+    """B73: group- or world-writable folders, and another user's, are refused with the way to mend it."""
+    folder = tmp_path / "s"
+    Store.open(str(folder)).close()
+    for mode in (0o770, 0o707):
+        folder.chmod(mode)
+        with pytest.raises(StoreInvalid, match="chmod go-w"):
+            Store.open(str(folder))
+    folder.chmod(0o755)
+    Store.open(str(folder)).close()
+    if os.geteuid() == 0:
+        os.chown(folder, 12345, 12345)
+        with pytest.raises(StoreInvalid, match="belongs to user 12345"):
+            Store.open(str(folder))
+
+
+def test_only_stores_are_opened(tmp_path: Path) -> None:
+    with pytest.raises(StoreInvalid, match="no such folder"):
+        Store.open(str(tmp_path / "none"), create=False)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreInvalid, match="is no folder"):
+        Store.open(str(tmp_path / "file"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").write_text("x")
+    with pytest.raises(StoreInvalid, match="no serai store"):
+        Store.open(str(tmp_path / "home"))
+    assert [file.name for file in (tmp_path / "home").iterdir()] == ["thesis.txt"]
+
+
+def test_a_lost_or_broken_index_is_named_with_its_remedy(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    with Store.open(str(folder)) as store:
+        saved(store, make_snapshot(5))
+    (folder / "index.sqlite").write_bytes(b"not a database, surely not one at all" * 100)
+    with pytest.raises(StoreInvalid, match="fsck --rebuild"):
+        Store.open(str(folder))
+    (folder / "index.sqlite").unlink()
+    with pytest.raises(StoreInvalid, match="fsck --rebuild"):
+        Store.open(str(folder))
+
+
+def test_one_owner_at_a_time(tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "s")), pytest.raises(StoreBusy, match=str(os.getpid())):
+        Store.open(str(tmp_path / "s"))
+    Store.open(str(tmp_path / "s")).close()
+
+
+def test_many_threads_save_and_load_at_once(tmp_path: Path) -> None:
+    """B70: no compressor is shared, no file is mixed up."""
+    failures: list[BaseException] = []
+    with Store.open(str(tmp_path / "s"), threads=8) as store:
+
+        def work(seed: int) -> None:
+            try:
+                state = make_snapshot(6, seed=seed, smooth=True)
+                node = saved(store, state)
+                for _ in range(6):
+                    assert same_bits(store.load(node.id), state)
+                    state = make_snapshot(6, seed=seed + 100, smooth=True)
+                    store.save(node.id, state, FINGERPRINT, reason="pause", packing=Packing.SMALL)
+            except BaseException as error:  # noqa: BLE001 - handed to the main thread
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        assert store.sizes().snapshots == 8
