@@ -91,7 +91,8 @@ class NextUse:
         # A use in every round adds up to `most`; so this is the share of its layer's visits an expert is wanted in.
         most = 1.0 / (1.0 - 2.0 ** (-1.0 / FREQUENCY_HALF_LIFE))
         share = np.clip(faded(slots) / most, 1e-9, 1.0)
-        return -(slots.visits_ahead + slots.round_visits * (1.0 / share - 1.0))
+        worth: NDArray[np.float64] = -(slots.visits_ahead + slots.round_visits * (1.0 / share - 1.0))
+        return worth
 
 
 def faded(slots: SlotsView) -> NDArray[np.float64]:
