@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from serai.runtime.generation import Completion, FinishReason, Generation, Token
     from serai.runtime.journal import Point
     from serai.runtime.models.open_model import Precision
-    from serai.runtime.runtime import Runtime, Status, open_runtime
+    from serai.runtime.opening import open_runtime
+    from serai.runtime.runtime import Runtime, Status
     from serai.runtime.sampling_params import SamplingParams
     from serai.runtime.session import Appended, Session
 
@@ -31,7 +32,7 @@ _HOMES = {
     "Session": "session",
     "Status": "runtime",
     "Token": "generation",
-    "open_runtime": "runtime",
+    "open_runtime": "opening",
 }
 
 __all__ = [

@@ -1,7 +1,7 @@
 """A chat: messages on top of a session. What was read stays as token ids and is never rendered again."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -35,9 +35,13 @@ CURSOR_KEY = "chat"
 """Under this key an append's node keeps where the conversation stood after it; what a reply adds is parsed again."""
 
 
-def mint_call_id(index: int) -> str:
-    """An id for a reply's tool call that no other call has."""
-    return f"call_{uuid4().hex[:24]}"
+REPLY_KEY = "reply"
+"""Under this key it keeps what the reply's tool call ids are made from, so that they are the same after a resume."""
+
+
+def call_ids(reply: str) -> Callable[[int], str]:
+    """The ids of the tool calls of one reply, by index."""
+    return lambda index: f"call_{reply}{index}"
 
 
 class Chat:
@@ -71,7 +75,7 @@ class Chat:
             )
         cursor = Cursor.from_json(kept)
         if cursor.reply is not None:
-            parser = chat_format.parser(cursor, mint_call_id)
+            parser = chat_format.parser(cursor, call_ids(session.append_metadata[REPLY_KEY]))
             for token in session.timeline.ids(session.timeline.turn.generation_start).tolist():
                 parser.push(token)
             cursor = parser.cursor()
@@ -139,15 +143,11 @@ class Chat:
 class ReplyStream:
     """One reply as it is written: an asynchronous iterator of events. Leaving it early keeps what was handed out."""
 
-    def __init__(
-        self, chat: Chat, segments: tuple[Segment, ...], prompted: Cursor, params: SamplingParams
-    ) -> None:
+    def __init__(self, chat: Chat, segments: tuple[Segment, ...], prompted: Cursor, params: SamplingParams) -> None:
         self._chat = chat
         self._segments = segments
         self._prompted = prompted
-        self._params = replace(
-            params, stop_token_ids=tuple({*params.stop_token_ids, *chat._format.stop_ids})
-        )
+        self._params = replace(params, stop_token_ids=tuple({*params.stop_token_ids, *chat._format.stop_ids}))
         self._generation: Generation | None = None
         self._parser: ReplyParser | None = None
         self._events: deque[Event] = deque()
@@ -207,9 +207,10 @@ class ReplyStream:
                 ids = chat._format.encode(self._segments)
             else:
                 ids = await anyio.to_thread.run_sync(chat._format.encode, self._segments)
-            await chat.session.append(ids, metadata={CURSOR_KEY: self._prompted.to_json()})
+            reply = uuid4().hex
+            await chat.session.append(ids, metadata={CURSOR_KEY: self._prompted.to_json(), REPLY_KEY: reply})
             chat._opening = ()
-            self._parser = chat._format.parser(self._prompted, mint_call_id)
+            self._parser = chat._format.parser(self._prompted, call_ids(reply))
             self._generation = chat.session.generate(self._params)
             return
         token = await anext(self._generation)

@@ -5,9 +5,11 @@ it is reported finished. Snapshots are larger and may come later; whatever lies 
 replayed from its token ids. Without a store nothing is written and `pause` says so.
 """
 
+import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import anyio
@@ -18,9 +20,11 @@ from numpy.typing import NDArray
 from serai.checkpoints.nodes import NodeKind, NodeRecord
 from serai.checkpoints.snapshot import Fingerprint, Snapshot, StateLayout
 from serai.checkpoints.store import Store
-from serai.runtime.errors import BadParameter
+from serai.runtime.errors import BadParameter, FormatUnknown, SnapshotCorrupt
 from serai.runtime.state import State, snapshot_of
 from serai.runtime.turns import Timeline, Turn
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,14 @@ class Stored:
     append_metadata: Mapping[str, Any]
 
 
+@dataclass(eq=False, slots=True)
+class _Entry:
+    """A node on its way to the store. Forks share their parent's entries; whoever flushes first writes them."""
+
+    node: NodeRecord
+    durable: bool = False
+
+
 class Journal:
     """Writes sessions down, one store call at a time per session, never on the event loop."""
 
@@ -57,22 +69,28 @@ class Journal:
         self._store = store
         self._fingerprint = fingerprint
         self._layout = layout
+        self._writing = anyio.Lock()
 
     def open_record(self, session_id: str, *, namespace: str, label: str) -> "Record":
         return Record(self, session_id, namespace=namespace, label=label)
 
-    async def write(self, nodes: Sequence[NodeRecord]) -> None:
-        """Make the nodes durable, in order. Not interrupted by cancellation: it is short, and half of it is no use."""
+    async def write(self, entries: Sequence[_Entry]) -> None:
+        """Make the entries durable, in order. Cancellation waits for it: it is short, and half of it is no use."""
         store = self._store
-        if store is None or not nodes:
+        if store is None:
             return
 
-        def work() -> None:
+        def work(nodes: Sequence[NodeRecord]) -> None:
             for node in nodes:
                 store.record(node)
 
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(work)
+            async with self._writing:
+                fresh = [entry for entry in entries if not entry.durable]
+                if fresh:
+                    await anyio.to_thread.run_sync(work, [entry.node for entry in fresh])
+                    for entry in fresh:
+                        entry.durable = True
 
     async def save(self, node: NodeRecord, state: State) -> Point:
         """Store the whole state under a node that is durable already."""
@@ -87,19 +105,19 @@ class Journal:
                 )
         finally:
             state.release()
-        return Point(
-            node.id, node.session_id, node.position, report.bytes_raw, report.bytes_written, report.seconds
-        )
+        return Point(node.id, node.session_id, node.position, report.raw_bytes, report.written_bytes, report.elapsed_s)
 
     async def find(self, name: str, *, as_is: bool) -> Stored:
         """Look up a node, session or tag and read the snapshot its state is to be rebuilt from.
 
-        Raises `SessionGone`, `SnapshotCorrupt` or `ModelMismatch`. A snapshot of another build or SIMD path is used
+        Raises `SessionGone` or `ModelMismatch`. A snapshot of another build or SIMD path is used
         only `as_is`; otherwise the token ids are replayed.
         """
         store = self._store
         if store is None:
-            raise BadParameter('resuming needs the store that holds the point; open the runtime with store="its/folder"')
+            raise BadParameter(
+                'resuming needs the store that holds the point; open the runtime with store="its/folder"'
+            )
         return await anyio.to_thread.run_sync(lambda: self._find(store, name, as_is=as_is))
 
     def _find(self, store: Store, name: str, *, as_is: bool) -> Stored:
@@ -107,24 +125,34 @@ class Journal:
         path = store.path(node_id)
         node = path[-1]
         timeline = timeline_of(path)
-        snapshot: Snapshot | None = None
-        inexact = node.inexact
-        holder = store.nearest_snapshot(node_id)
-        if holder is not None:
-            stored = store.snapshot_info(holder).fingerprint
-            foreign = bool(stored.build_differences(self._fingerprint))
-            if as_is or not foreign:
-                snapshot = store.load(holder, self._fingerprint)
-                inexact = inexact or foreign
+        snapshot, foreign = self._nearest(store, node_id, as_is=as_is)
         appends = [one for one in path if one.kind is NodeKind.APPEND]
         return Stored(
             node=node,
             timeline=timeline,
             is_head=store.session_head(node.session_id) == node_id,
             snapshot=snapshot,
-            inexact=inexact,
+            inexact=node.inexact or foreign,
             append_metadata=appends[-1].metadata if appends else {},
         )
+
+    def _nearest(self, store: Store, node_id: str, *, as_is: bool) -> tuple[Snapshot | None, bool]:
+        """The latest usable snapshot on the way to the node, and whether using it makes what follows inexact.
+
+        A damaged one is set aside and the one before it is tried: the token ids give the same state, only later.
+        """
+        while (holder := store.nearest_snapshot(node_id)) is not None:
+            try:
+                info = store.snapshot_info(holder)
+                foreign = bool(info.fingerprint.build_differences(self._fingerprint))
+                if foreign and not as_is:
+                    log.info("the snapshot of node %s is of another build or SIMD path: replaying its tokens", holder)
+                    return None, False
+                return store.load(holder, self._fingerprint), foreign or info.storage.lossy
+            except (SnapshotCorrupt, FormatUnknown) as error:
+                log.warning("%s", error)
+                store.set_aside(holder, str(error))
+        return None, False
 
 
 class Record:
@@ -136,7 +164,7 @@ class Record:
         self._namespace = namespace
         self._label = label
         self._head: NodeRecord | None = None
-        self._pending: list[NodeRecord] = []
+        self._pending: list[_Entry] = []
         self._generated = array("i")
         self._sampler: Mapping[str, Any] | None = None
         self._inexact = False
@@ -173,7 +201,7 @@ class Record:
         """Parameters, seed and branch, to be durable before the first token is shown."""
         self._close_generation()
         self._add(NodeKind.GENERATE, np.zeros(0, np.int32), timeline, params=params)
-        self._sampler = self._pending[-1].sampler
+        self._sampler = self._pending[-1].node.sampler
 
     def generated(self, token: int) -> None:
         self._generated.append(token)
@@ -181,11 +209,11 @@ class Record:
     async def flush(self) -> None:
         """Make everything so far durable."""
         self._close_generation()
-        nodes = tuple(self._pending)
-        await self._journal.write(nodes)
-        if nodes:
-            self._head = nodes[-1]
-            del self._pending[: len(nodes)]
+        entries = tuple(self._pending)
+        await self._journal.write(entries)
+        if entries:
+            self._head = entries[-1].node
+            del self._pending[: len(entries)]
 
     async def save(self, state: State) -> Point:
         """Make everything so far durable, and the state with it."""
@@ -195,7 +223,7 @@ class Record:
         return await self._journal.save(self._head, state)
 
     def _last(self) -> NodeRecord | None:
-        return self._pending[-1] if self._pending else self._head
+        return self._pending[-1].node if self._pending else self._head
 
     def _close_generation(self) -> None:
         """Turn the tokens generated since the last node into a node."""
@@ -229,21 +257,20 @@ class Record:
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
         last = self._last()
-        self._pending.append(
-            NodeRecord(
-                session_id=self._session_id,
-                kind=kind,
-                position=position,
-                tokens=tokens,
-                parent_id=None if last is None else last.id,
-                sampler=facts,
-                turn=turn,
-                label=self._label,
-                namespace=self._namespace,
-                metadata=metadata or {},
-                inexact=self._inexact,
-            )
+        node = NodeRecord(
+            session_id=self._session_id,
+            kind=kind,
+            position=position,
+            tokens=tokens,
+            parent_id=None if last is None else last.id,
+            sampler=facts,
+            turn=turn,
+            label=self._label,
+            namespace=self._namespace,
+            metadata=metadata or {},
+            inexact=self._inexact,
         )
+        self._pending.append(_Entry(node))
 
 
 def _facts_of(timeline: Timeline, params: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -276,6 +303,6 @@ def timeline_of(path: Sequence[NodeRecord]) -> Timeline:
     )
     # A turn ends where the first node of the next one begins.
     timeline.turn_ends = tuple(
-        before.position for before, after in zip(path, path[1:], strict=False) if after.turn > before.turn
+        before.position for before, after in pairwise(path) if after.turn > before.turn
     )
     return timeline

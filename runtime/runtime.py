@@ -1,9 +1,8 @@
-"""`open_runtime`: one model with its budget, its store and its sessions."""
+"""One model with its budget, its store and its sessions. `opening.open_runtime` makes it."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -11,38 +10,16 @@ import anyio.to_thread
 
 from serai.checkpoints.names import new_id
 from serai.checkpoints.nodes import NodeKind
-from serai.checkpoints.store import Store
-from serai.kernels import compile as kernels
-from serai.kernels.threads import set_threads
-from serai.runtime.byte_sizes import parse_bytes
 from serai.runtime.chat import ChatFormat, Message, chat_format_for
 from serai.runtime.conversation import Chat
 from serai.runtime.driver import Counters, Driver
-from serai.runtime.engine import Engine
-from serai.runtime.engine_thread import EngineThread
 from serai.runtime.errors import SeraiError, SessionBusy, ShuttingDown
-from serai.runtime.journal import Journal, Point, Stored
-from serai.runtime.memory_limits import default_budget
-from serai.runtime.memory_plan import check_budget, plan_memory
+from serai.runtime.journal import Point, Stored
 from serai.runtime.models.config import ModelConfig
-from serai.runtime.models.open_model import FoundModel, LoadedModel, Precision, find_model, load_model
-from serai.runtime.scheduler import Limits
 from serai.runtime.session import Services, Session
-from serai.runtime.state import State, StatePool, restore
+from serai.runtime.state import State, restore
 from serai.runtime.tokenizer import Tokenizer
 from serai.runtime.turns import Timeline
-
-LEAST_CONTEXT_TOKENS = 1_024
-"""A budget that can't hold one session of this many tokens is refused when opening."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """How far opening has come: `stage` says what is done now, `done` of `total` in that stage's own units."""
-
-    stage: str
-    done: int
-    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +116,8 @@ class Runtime:
         """A new conversation in the model's own prompt format.
 
         `tools` are function declarations in OpenAI's shape. `thinking` and `thinking_effort` default to what the
-        model's family does. Raises `PromptInvalid` for what the format can't say, `ChatFormatMismatch` for a model whose
-        tokenizer doesn't spell it.
+        model's family does. Raises `PromptInvalid` for what the format can't say, `ChatFormatMismatch` for a
+        model whose tokenizer doesn't spell it.
         """
         chat_format = self._chat_format()
         options = chat_format.markup.options(tools=tools, thinking=thinking, thinking_effort=thinking_effort)
@@ -164,7 +141,7 @@ class Runtime:
         At the end of a session that is not live, that session goes on; anywhere else a new one branches off. Both keep
         the point's random branch. A state without a usable snapshot is rebuilt by replaying its token ids, which gives
         the same bits; a snapshot of another build or SIMD path is used only `as_is`, and marks the session inexact.
-        Raises `SessionGone`, `SnapshotCorrupt`, `ModelMismatch` or `OutOfBudget`.
+        Raises `SessionGone`, `ModelMismatch` or `OutOfBudget`.
         """
         self._check_open()
         stored = await self._services.journal.find(str(point), as_is=as_is)
@@ -245,62 +222,6 @@ class Runtime:
 
 
 @asynccontextmanager
-async def open_runtime(
-    model: str | Path,
-    *,
-    budget: str | int | None = None,
-    store: str | Path | None = None,
-    precision: str | Precision = Precision.FAST,
-    threads: int | None = None,
-    progress: Callable[[Opening], None] | None = None,
-) -> AsyncIterator[Runtime]:
-    """Open a model: "nano", a folder, or the name of one in the local Hugging Face cache.
-
-    `budget` is the most memory to use ("2GiB" or bytes; default: what the machine and its control groups leave).
-    `store` is the folder where sessions are kept; without one nothing is durable. `threads` defaults to the cores this
-    process may use. `progress` is called from worker threads. Leaving the block closes every session.
-
-    Raises, before anything is loaded, `ModelNotFound`, `ConfigInvalid`, `WeightsInvalid`, `BudgetTooSmall` or
-    `BadParameter`, and `StoreBusy` or `StoreInvalid` for the store.
-    """
-    chosen = Precision.parse(precision)
-    budget_bytes = default_budget().budget_bytes if budget is None else parse_bytes(budget)
-    found = await anyio.to_thread.run_sync(find_model, model)
-    plan = plan_memory(found.config, found.files, context_tokens=LEAST_CONTEXT_TOKENS, step_rows=Limits().step_rows)
-    check_budget(plan, budget_bytes, chosen.latents)
-    kept = None if store is None else await anyio.to_thread.run_sync(Store.open, Path(store))
-    thread = EngineThread()
-    try:
-        loaded = await thread.call(_load, found, chosen, threads, progress)
-        facts = ModelFacts(
-            name=found.name,
-            precision=chosen.value,
-            config=found.config,
-            model_bytes=loaded.model.weights.bytes,
-            scratch_bytes=loaded.model.scratch.bytes,
-            budget_bytes=budget_bytes,
-        )
-        pool = StatePool(loaded.layout, limit_bytes=budget_bytes - facts.model_bytes - facts.scratch_bytes)
-        services = Services(
-            driver=Driver(Engine(loaded.model, loaded.layout), thread, pool, Limits()),
-            pool=pool,
-            journal=Journal(kept, loaded.fingerprint, loaded.layout),
-            tokenizer=found.tokenizer,
-            vocab_size=found.config.vocab_size,
-            max_positions=found.config.max_positions,
-            stop_ids=frozenset(found.config.eos_ids),
-        )
-        async with running(Runtime(services, facts), services.driver) as runtime:
-            yield runtime
-    finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(thread.close)
-            if kept is not None:
-                await anyio.to_thread.run_sync(kept.close)
-        found.files.close()
-
-
-@asynccontextmanager
 async def running(runtime: Runtime, driver: Driver) -> AsyncIterator[Runtime]:
     """Drive the runtime's steps for the length of the block, and end its sessions after it."""
     async with anyio.create_task_group() as tasks:
@@ -311,19 +232,3 @@ async def running(runtime: Runtime, driver: Driver) -> AsyncIterator[Runtime]:
             with anyio.CancelScope(shield=True):
                 await runtime.close_sessions()
             driver.close()
-
-
-def _load(
-    found: FoundModel, precision: Precision, threads: int | None, progress: Callable[[Opening], None] | None
-) -> LoadedModel:
-    """Compile (or load) the kernels and read the weights; runs on the engine thread."""
-
-    def tell(stage: str, done: int, total: int) -> None:
-        if progress is not None:
-            progress(Opening(stage, done, total))
-
-    set_threads(threads)
-    kernels.warm(lambda step: tell("kernels", step.done, step.total))
-    return load_model(
-        found, precision, max_rows=Limits().step_rows, progress=lambda done, total: tell("weights", done, total)
-    )

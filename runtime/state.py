@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from serai.checkpoints.snapshot import LatentPage, PageIdentity, Snapshot, StateLayout
 from serai.runtime.errors import OutOfBudget
 
+
 class Part(Enum):
     """What a buffer holds."""
 
@@ -320,9 +321,13 @@ def snapshot_of(layout: StateLayout, state: State) -> Snapshot:
     for page, rows in zip(state.table.pages, layout.page_rows(state.position), strict=True):
         if rows == layout.page_tokens and page.identity is None:
             page.identity = PageIdentity()
-        pages.append(LatentPage(page_view(layout, page)[:, :rows], page.identity if rows == layout.page_tokens else None))
+        pages.append(
+            LatentPage(page_view(layout, page)[:, :rows], page.identity if rows == layout.page_tokens else None)
+        )
     logits = None if state.logits is None else state.logits.array
-    return Snapshot(state.position, layout, kda_view(layout, state.fixed), tails_view(layout, state.fixed), tuple(pages), logits)
+    return Snapshot(
+        state.position, layout, kda_view(layout, state.fixed), tails_view(layout, state.fixed), tuple(pages), logits
+    )
 
 
 def restore(pool: StatePool, snapshot: Snapshot) -> State:

@@ -45,7 +45,7 @@ async def fake_runtime(
     fingerprint: Fingerprint = FINGERPRINT,
 ) -> AsyncIterator[Runtime]:
     """A runtime whose sessions are checked to leave nothing behind when the block ends."""
-    kept = None if store is None else await anyio.to_thread.run_sync(Store.open, store)
+    kept = None if store is None else await anyio.to_thread.run_sync(Store.open, str(store))
     thread = EngineThread()
     pool = StatePool(LAYOUT, limit_bytes=limit_bytes, poison=True)
     services = Services(
