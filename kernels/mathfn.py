@@ -11,15 +11,19 @@ float32.
 
 from typing import Any
 
+from llvmlite import ir
+
+from serai.kernels import cpu
 from serai.kernels.compile import inline
 from serai.kernels.naive import SOFTPLUS_THRESHOLD
-from serai.kernels.simd import as_f32, as_i32, copysign, fma, select, splat_f32, vabs
+from serai.kernels.simd import copysign, fma, select, splat_f32, vabs
+from serai.kernels.vec import call_llvm, constant, define, f32x16, i32x16
 
 LOG2_E = 1.4426950408889634
 # ln 2 in two float32 parts: the upper as rounded, the lower what that leaves out.
 LN2_HIGH = 0.693147182464599609375
 LN2_LOW = -1.904654299957768e-09
-# Adding 1.5 * 2^23 leaves a float32's nearest integer in its lowest bits.
+# Adding and taking away 1.5 * 2^23 rounds a float32 to the nearest integer.
 ROUNDER = 12582912.0
 ROUNDER_BITS = 0x4B400000
 # Below the first exp rounds to 0, above the second to infinity; beyond them the exponent arithmetic would wrap.
@@ -29,29 +33,45 @@ EXP_HIGHEST = 89.0
 TANH_SPLIT = 0.625
 
 
+@define
+def _scale(typingctx: Any, v: Any, n: Any) -> Any:
+    """v * 2^n for integral float lanes n in -150..128, rounded once: one AVX-512 instruction, or two products."""
+    if v != f32x16 or n != f32x16:
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if cpu.chosen_path() is cpu.SimdPath.AVX512_VNNI:
+            every_lane = ir.Constant(ir.IntType(16), 0xFFFF)
+            current_rounding = ir.Constant(ir.IntType(32), 4)
+            operands = [*args, args[0], every_lane, current_rounding]
+            return call_llvm(builder, "llvm.x86.avx512.mask.scalef.ps.512", f32x16.llvm, operands)
+        # The integer is in the low bits of n + ROUNDER (a conversion would be undefined for the NaN lanes).
+        shifted = builder.fadd(args[1], constant(f32x16, [ROUNDER] * 16))
+        whole = builder.sub(builder.bitcast(shifted, i32x16.llvm), constant(i32x16, [ROUNDER_BITS] * 16))
+        half = builder.ashr(whole, constant(i32x16, [1] * 16))
+        value = args[0]
+        for part in (half, builder.sub(whole, half)):
+            biased = builder.add(part, constant(i32x16, [127] * 16))
+            power = builder.shl(biased, constant(i32x16, [23] * 16))
+            value = builder.fmul(value, builder.bitcast(power, f32x16.llvm))
+        return value
+
+    return f32x16(f32x16, f32x16), codegen
+
+
 @inline
 def exp16(x: Any) -> Any:
-    """e^x. As 2^n * e^r with |r| <= ln2 / 2; 2^n is applied in two halves so that denormal results round once."""
-    x = select(x < splat_f32(EXP_LOWEST), splat_f32(EXP_LOWEST), x)
-    x = select(x > splat_f32(EXP_HIGHEST), splat_f32(EXP_HIGHEST), x)
-    shifted = fma(x, splat_f32(LOG2_E), splat_f32(ROUNDER))
-    n_float = shifted - splat_f32(ROUNDER)
-    n = as_i32(shifted) - ROUNDER_BITS
-    r = fma(n_float, splat_f32(-LN2_HIGH), x)
-    r = fma(n_float, splat_f32(-LN2_LOW), r)
+    """e^x, as 2^n * e^r with |r| <= ln2 / 2."""
+    clamped = select(x < splat_f32(EXP_LOWEST), splat_f32(EXP_LOWEST), x)
+    clamped = select(clamped > splat_f32(EXP_HIGHEST), splat_f32(EXP_HIGHEST), clamped)
+    n = fma(clamped, splat_f32(LOG2_E), splat_f32(ROUNDER)) - splat_f32(ROUNDER)
+    r = fma(n, splat_f32(-LN2_HIGH), clamped)
+    r = fma(n, splat_f32(-LN2_LOW), r)
     tail = fma(splat_f32(0.001395049155689776), r, splat_f32(0.008368889801204205))
     tail = fma(tail, r, splat_f32(0.04166620597243309))
     tail = fma(tail, r, splat_f32(0.166665181517601))
     tail = fma(tail, r, splat_f32(0.5))
-    value = fma(r * r, tail, r) + splat_f32(1.0)
-    half = n >> 1
-    return value * _power_of_two(half) * _power_of_two(n - half)
-
-
-@inline
-def _power_of_two(n: Any) -> Any:
-    """2^n for integer lanes in -126..127."""
-    return as_f32((n + 127) << 23)
+    return _scale(fma(r * r, tail, r) + splat_f32(1.0), n)
 
 
 @inline
@@ -63,8 +83,9 @@ def sigmoid16(x: Any) -> Any:
 
 @inline
 def silu16(x: Any) -> Any:
-    """x * sigmoid(x); 0 at minus infinity, as the limit."""
-    return select(x < splat_f32(EXP_LOWEST), splat_f32(EXP_LOWEST), x) * sigmoid16(x)
+    """x * sigmoid(x) as x / (1 + e^-x); 0 at minus infinity, as the limit."""
+    x = select(x < splat_f32(EXP_LOWEST), splat_f32(EXP_LOWEST), x)
+    return x / (splat_f32(1.0) + exp16(-x))
 
 
 @inline

@@ -1,0 +1,238 @@
+"""Kimi Delta Attention of one layer: everything between its input projections and its output projection.
+
+For each token and head (`kernels/naive.py` is the definition; `kernels/kda_inputs.py` prepares q, k, v, the decay a
+and the strength beta), with S the head's state `[D_key, D_value]`:
+
+    w = S'(a k),  z = S'(a q)          one pass over the state
+    u = beta (v - w)
+    S <- a S + k u'                    a second pass, from cache
+    o = z + (q.k) u                    which spares a pass over the new state
+
+and the gated norm of o. Columns of S never meet, so a panel of 64 of them (32 KB at D = 128) stays in cache while all
+tokens of the call pass through it in order: the operations, and so the bits, of one token at a time. The first token
+reads the session's old block and the last one writes its new block, which makes the copy that a fork needs free.
+
+Every sum runs over key channels in ascending order (w, z) or over sixteen lanes of ascending channels and then by
+halves (norms, q.k), whatever else is in the batch.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.kernels import threads
+from serai.kernels.atomic import atomic_add, atomic_store
+from serai.kernels.compile import inline, kernel
+from serai.kernels.kda_inputs import (
+    NUMBERS,
+    TAPS,
+    KdaLayer,
+    padded,
+    prepare,
+    stream_of,
+    token_floats,
+    write_tail,
+)
+from serai.kernels.kda_state import PANEL, tokens_16, tokens_64
+from serai.kernels.lanes import LINE_BYTES, fill_zero, load_lanes, store_lanes, stream_fence, sum_of_squares
+from serai.kernels.mathfn import sigmoid16
+from serai.kernels.memory import addr
+from serai.kernels.norms import inverse_rms
+from serai.kernels.simd import splat_f32
+from serai.kernels.threads import parallel_for
+
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+
+BLOCK_TOKENS = 16
+"""Tokens prepared before a panel passes through them. Bounds the scratch; decides no bits."""
+
+# A layer's states this large won't be in cache at the next token: written past it they cost one transfer, not two.
+STREAM_BYTES = 1 << 20
+
+# State elements times tokens below which waking other threads costs more than it saves.
+SPREAD_WORK = 1 << 15
+
+
+@inline
+def _slot_floats(head_dim: int) -> int:
+    """Scratch of one thread: a panel, a row of zeros, the prepared tokens."""
+    return PANEL * head_dim + padded(head_dim) + BLOCK_TOKENS * token_floats(head_dim)
+
+
+def kda_scratch_floats(head_dim: int, thread_count: int) -> int:
+    """Length of the float32 `scratch` of `kda`. Nothing needs to be in it, and nothing of use is left in it."""
+    width = -(-head_dim // 16) * 16
+    slot = PANEL * head_dim + width + BLOCK_TOKENS * (NUMBERS * width + 16)
+    return 32 + thread_count * slot
+
+
+@inline
+def _pass_block(
+    layer: KdaLayer, segment: int, head: int, first: int, count: int, panel: int, tokens: int, past_cache: bool
+) -> None:
+    """`count` prepared tokens, from the call's token `first`, through all columns of a head."""
+    head_dim = layer.head_dim
+    offset = 4 * (layer.kda_offset + head * head_dim * head_dim)
+    row = layer.seg_start[segment] + first
+    outs = addr(layer.out, row * layer.out.shape[1] + layer.out_col + head * head_dim)
+    out_bytes = 4 * layer.out.shape[1]
+    column = 0
+    while column < head_dim:
+        target = layer.state_out[segment] + offset + 4 * column
+        source, source_bytes = target, 4 * head_dim
+        if first == 0 and layer.state_in[segment]:
+            source = layer.state_in[segment] + offset + 4 * column
+        elif first == 0:
+            fill_zero(panel, PANEL * head_dim)
+            source, source_bytes = panel, 4 * PANEL
+        out = outs + 4 * column
+        if head_dim - column >= PANEL:
+            tokens_64(source, source_bytes, target, panel, tokens, count, head_dim, column, out, out_bytes, past_cache)
+            column += PANEL
+        else:
+            tokens_16(source, source_bytes, target, panel, tokens, count, head_dim, column, out, out_bytes)
+            column += 16
+
+
+@inline
+def _gated_norm(layer: KdaLayer, row: int, head: int) -> None:
+    """In place: o / rms(o) * weight * sigmoid(gate), of one head of one token."""
+    head_dim = layer.head_dim
+    o = addr(layer.out, row * layer.out.shape[1] + layer.out_col + head * head_dim)
+    gate = addr(layer.gate_src, row * layer.gate_src.shape[1] + layer.gate_col + head * head_dim)
+    weight = addr(layer.o_norm, 0)
+    scale = splat_f32(inverse_rms(sum_of_squares(o, head_dim), head_dim, layer.eps))
+    for c in range(0, 4 * head_dim, 64):
+        n = head_dim - c // 4
+        normed = load_lanes(o + c, n) * scale * load_lanes(weight + c, n)
+        store_lanes(o + c, normed * sigmoid16(load_lanes(gate + c, n)), n)
+
+
+@inline
+def _head(layer: KdaLayer, segment: int, head: int, scratch: int) -> None:
+    """All tokens of one segment through one head."""
+    head_dim = layer.head_dim
+    panel = scratch
+    zeros = panel + 4 * PANEL * head_dim
+    tokens = zeros + 4 * padded(head_dim)
+    fill_zero(zeros, padded(head_dim))
+    first_row = layer.seg_start[segment]
+    rows = layer.seg_start[segment + 1] - first_row
+    q = stream_of(layer, 0, layer.q_col, segment, head, zeros)
+    k = stream_of(layer, 1, layer.k_col, segment, head, zeros)
+    v = stream_of(layer, 2, layer.v_col, segment, head, zeros)
+    state_bytes = 4 * layer.heads * head_dim * head_dim
+    new = layer.state_out[segment] + 4 * layer.kda_offset
+    streams = state_bytes >= STREAM_BYTES and (new | (4 * head_dim)) % LINE_BYTES == 0
+    for first in range(0, rows, BLOCK_TOKENS):
+        count = min(BLOCK_TOKENS, rows - first)
+        for i in range(count):
+            t = first + i
+            prepare(layer, q, k, v, t, first_row + t, head, tokens + i * 4 * token_floats(head_dim))
+        _pass_block(layer, segment, head, first, count, panel, tokens, streams and first + count == rows)
+        for i in range(count):
+            _gated_norm(layer, first_row + first + i, head)
+    tails = layer.state_out[segment] + 4 * (layer.conv_offset + head * head_dim)
+    stream_bytes = (TAPS - 1) * 4 * layer.heads * head_dim
+    write_tail(q, rows, head_dim, tails)
+    write_tail(k, rows, head_dim, tails + stream_bytes)
+    write_tail(v, rows, head_dim, tails + 2 * stream_bytes)
+    if streams:
+        stream_fence()
+
+
+@inline
+def _worker(worker: int, layer: KdaLayer, counter: int, slots: int) -> None:
+    """Take heads of segments until none is left, with the worker's own scratch."""
+    tasks = (layer.seg_start.size - 1) * layer.heads
+    task = atomic_add(counter, 1)
+    while task < tasks:
+        _head(layer, task // layer.heads, task % layer.heads, slots + worker * 4 * _slot_floats(layer.head_dim))
+        task = atomic_add(counter, 1)
+
+
+@kernel(
+    "void(f32[:, ::1], i64, i64, i64, f32[:, ::1], i64, f32[:, ::1], i64, f32[:, ::1], i64, f32[:, :, ::1], f32[::1],"
+    "f32[::1], f32[::1], f32, f32, i64, i64, i64[::1], i64[::1], i64[::1], i64, i64, f32[:, ::1], i64, f32[::1])",
+    before=threads.start,
+)
+def kda(
+    proj: F32,
+    q_col: int,
+    k_col: int,
+    v_col: int,
+    z: F32,
+    z_col: int,
+    beta_src: F32,
+    beta_col: int,
+    gate_src: F32,
+    gate_col: int,
+    conv_w: F32,
+    decay_rate: F32,
+    dt_bias: F32,
+    o_norm: F32,
+    eps: float,
+    lower_bound: float,
+    heads: int,
+    head_dim: int,
+    seg_start: I64,
+    state_in: I64,
+    state_out: I64,
+    kda_offset: int,
+    conv_offset: int,
+    out: F32,
+    out_col: int,
+    scratch: F32,
+) -> None:
+    """One KDA layer over a ragged batch of R rows; C = heads * head_dim.
+
+    `proj [R, >= C from q_col, k_col, v_col]` the raw q, k, v; `z [R, C from z_col]` the decay projection without its
+    bias; `beta_src [R, heads from beta_col]` and `gate_src [R, C from gate_col]` the raw correction strength and
+    output gate. `conv_w [3 (q, k, v), 4 taps (oldest first), C]`; `decay_rate [heads]` = exp(A_log); `dt_bias [C]`;
+    `o_norm [head_dim]`. `lower_bound` 0 selects the softplus gate. Result: `out[:, out_col : out_col + C]`.
+
+    Segment s has rows seg_start[s]..seg_start[s+1], at least one. `state_in[s]`, `state_out[s]` are the byte
+    addresses of a session's float32 block before (0: empty) and after, never the same; in it, counted in floats, the
+    layer's `[heads, D_key, D_value]` starts at `kda_offset` and its conv tails `[3 (q, k, v), 3 (oldest first), C]`
+    at `conv_offset`; both are written whole. Blocks whose address and offset make rows 64-byte aligned are much
+    faster.
+
+    `scratch`: `kda_scratch_floats(head_dim, threads)`; with less than that, fewer threads work. Raises ValueError if
+    it is too small for one.
+    """
+    counter = (addr(scratch, 0) + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
+    slot_count = (scratch.size - 32) // _slot_floats(head_dim)
+    if slot_count < 1:
+        raise ValueError("kda needs kda_scratch_floats(head_dim, threads) floats of scratch")
+    layer = KdaLayer(
+        proj,
+        q_col,
+        k_col,
+        v_col,
+        z,
+        z_col,
+        beta_src,
+        beta_col,
+        gate_src,
+        gate_col,
+        conv_w,
+        decay_rate,
+        dt_bias,
+        o_norm,
+        eps,
+        lower_bound,
+        heads,
+        head_dim,
+        seg_start,
+        state_in,
+        state_out,
+        kda_offset,
+        conv_offset,
+        out,
+        out_col,
+    )
+    atomic_store(counter, 0)
+    rows = seg_start[seg_start.size - 1] - seg_start[0]
+    workers = min(slot_count, (seg_start.size - 1) * heads)
+    spread = rows * heads * head_dim * head_dim > SPREAD_WORK
+    parallel_for(workers, spread, _worker, (layer, counter, counter + LINE_BYTES))
