@@ -9,6 +9,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+
 from serai.kernels.vec import define, pointer_value
 
 _WORD = ir.IntType(64)

@@ -5,6 +5,7 @@ every file of this folder (numba would not notice an edit to a helper in another
 versions, the CPU and its features, and the SIMD path. So a cache made by other code or another CPU type is never met.
 """
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -18,6 +19,7 @@ from typing import Any
 import llvmlite
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
+
 from serai.kernels import cpu
 
 log = logging.getLogger(__name__)
@@ -108,6 +110,8 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
         except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
             log.warning("Cached code of %s is unreadable (%s); compiling it again.", self._name, error)
             loaded = None
+            with contextlib.suppress(OSError):  # a folder that refuses this will refuse the new code too, and say so
+                self.flush()
         self.was_hit = loaded is not None
         return loaded
 

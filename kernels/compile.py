@@ -16,6 +16,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import numba
 from numba import types
+
 from serai.kernels import cpu
 from serai.kernels.cache import KernelCache, cache_folder
 
@@ -163,5 +164,5 @@ def _restrict_once() -> None:
 
 
 def _parse(declaration: str) -> Any:
-    names = {name: getattr(types, name) for name in types.__all__} | _SHORT_NAMES
+    names = vars(types) | _SHORT_NAMES
     return eval(declaration, {"__builtins__": {}}, names)

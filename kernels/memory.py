@@ -8,6 +8,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+
 from serai.kernels.vec import (
     KIND_OF_DTYPE,
     WIDTHS,
@@ -202,17 +203,25 @@ scalar_i32_at = _scalar_at(types.int32, "The int32 at a byte address.")
 scalar_u8_at = _scalar_at(types.uint8, "The byte at a byte address.")
 
 
-@define
-def store_scalar_f32_at(typingctx: Any, address: Any, value: Any) -> Any:
-    """Write one float32 to a byte address."""
-    if not isinstance(address, types.Integer) or not isinstance(value, types.Number):
-        return None
+def _store_scalar_at(dtype: Any, doc: str) -> Any:
+    def typed(typingctx: Any, address: Any, value: Any) -> Any:
+        if not isinstance(address, types.Integer) or not isinstance(value, types.Number):
+            return None
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        builder.store(args[1], pointer_value(builder, args[0], ir.FloatType()), align=4)
-        return context.get_dummy_value()
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            pointer = pointer_value(builder, args[0], context.get_data_type(dtype))
+            builder.store(args[1], pointer, align=1)
+            return context.get_dummy_value()
 
-    return types.void(types.int64, types.float32), codegen
+        return types.void(types.int64, dtype), codegen
+
+    typed.__doc__ = doc
+    return define(typed)
+
+
+store_scalar_f32_at = _store_scalar_at(types.float32, "Write one float32 to a byte address.")
+store_scalar_i32_at = _store_scalar_at(types.int32, "Write one int32 to a byte address.")
+store_scalar_u8_at = _store_scalar_at(types.uint8, "Write one byte to a byte address.")
 
 
 @define

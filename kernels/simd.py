@@ -23,6 +23,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+
 from serai.kernels import cpu
 from serai.kernels.vec import (
     DTYPE_OF_KIND,
@@ -321,12 +322,12 @@ SHUFFLE_IS_FAST = cpu.chosen_path() is not cpu.SimdPath.PLAIN
 """Whether :func:`shuffle_bytes` exists; without it, table lookups are written as arithmetic."""
 
 
-def _split(builder: Any, value: Any, parts: int) -> list[Any]:
+def split_value(builder: Any, value: Any, parts: int) -> list[Any]:
     lanes = value.type.count // parts
     return [shuffle_value(builder, value, value, list(range(i * lanes, (i + 1) * lanes))) for i in range(parts)]
 
 
-def _join(builder: Any, values: list[Any]) -> Any:
+def join_values(builder: Any, values: list[Any]) -> Any:
     while len(values) > 1:
         lanes = values[0].type.count
         pairs = zip(values[::2], values[1::2], strict=True)
@@ -344,11 +345,11 @@ def shuffle_bytes(typingctx: Any, table: Any, picks: Any) -> Any:
         if cpu.chosen_path() is cpu.SimdPath.AVX512_VNNI:
             return call_llvm(builder, "llvm.x86.avx512.pshuf.b.512", table.llvm, list(args))
         half = ir.VectorType(ir.IntType(8), 32)
-        tables, indices = _split(builder, args[0], 2), _split(builder, args[1], 2)
+        tables, indices = split_value(builder, args[0], 2), split_value(builder, args[1], 2)
         pieces = [
             call_llvm(builder, "llvm.x86.avx2.pshuf.b", half, [t, i]) for t, i in zip(tables, indices, strict=True)
         ]
-        return _join(builder, pieces)
+        return join_values(builder, pieces)
 
     return table(table, picks), codegen
 
@@ -372,6 +373,18 @@ def _dot4_half(builder: Any, path: cpu.SimdPath, acc: Any, unsigned: Any, signed
     return builder.add(acc, call_llvm(builder, "llvm.x86.avx2.pmadd.wd", words, [pairs, ones]))
 
 
+def dot4_value(builder: Any, acc: Any, unsigned: Any, signed: Any) -> Any:
+    """LLVM value of :func:`dot4`."""
+    path = cpu.chosen_path()
+    if path is cpu.SimdPath.AVX512_VNNI:
+        return call_llvm(builder, "llvm.x86.avx512.vpdpbusd.512", i32x16.llvm, [acc, unsigned, signed])
+    if path is cpu.SimdPath.PLAIN:
+        return _dot4_plain(builder, acc, unsigned, signed)
+    accs, us, ss = (split_value(builder, value, 2) for value in (acc, unsigned, signed))
+    pieces = [_dot4_half(builder, path, a, u, s) for a, u, s in zip(accs, us, ss, strict=True)]
+    return join_values(builder, pieces)
+
+
 @define
 def dot4(typingctx: Any, acc: Any, unsigned: Any, signed: Any) -> Any:
     """``acc[i] + sum of unsigned[4i + j] * signed[4i + j], j = 0..3``, exact in int32.
@@ -380,15 +393,4 @@ def dot4(typingctx: Any, acc: Any, unsigned: Any, signed: Any) -> Any:
     """
     if acc != i32x16 or unsigned != u8x64 or signed != i8x64:
         return None
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        path = cpu.chosen_path()
-        if path is cpu.SimdPath.AVX512_VNNI:
-            return call_llvm(builder, "llvm.x86.avx512.vpdpbusd.512", i32x16.llvm, list(args))
-        if path is cpu.SimdPath.PLAIN:
-            return _dot4_plain(builder, *args)
-        accs, us, ss = (_split(builder, value, 2) for value in args)
-        pieces = [_dot4_half(builder, path, a, u, s) for a, u, s in zip(accs, us, ss, strict=True)]
-        return _join(builder, pieces)
-
-    return i32x16(acc, unsigned, signed), codegen
+    return i32x16(acc, unsigned, signed), lambda context, builder, sig, args: dot4_value(builder, *args)

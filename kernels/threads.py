@@ -35,6 +35,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+
 from serai.kernels.atomic import (
     atomic_add,
     atomic_exchange,
@@ -70,7 +71,7 @@ _GENERATION = 0xFFFF
 # About 0.1 ms of pauses: longer than the gap between two launches of a step, shorter than a scheduler's slice.
 _SPINS = 2500
 _SYMBOL = "serai_pool"
-_HAS_POSIX_THREADS: bool = hasattr(os, "fork")
+_HAS_POSIX_THREADS = os.name in ("posix",)
 
 
 # Compiled part ---------------------------------------------------------------------------------------------------
@@ -215,7 +216,7 @@ def _spill(typingctx: Any, args: Any) -> Any:
 
 @inline
 def parallel_for(tasks: int, spread: bool, body: Any, args: tuple[Any, ...]) -> None:
-    """``body(task, *args)`` for every task in 0..tasks-1, on all threads if ``spread`` (worth about 2 us), else here."""
+    """``body(task, *args)`` for every task in 0..tasks-1: on all threads if ``spread`` (costs 1 to 2 us), else here."""
     _run(_pool_address(), _task_function(body, args), _spill(args), tasks, spread)
 
 
@@ -271,6 +272,9 @@ class _Pool:
     def threads(self) -> int:
         return self._wanted
 
+    def is_started(self) -> bool:
+        return self._is_started
+
     def resize(self, threads: int) -> None:
         with self.region, self._lock:
             was_started = self._is_started
@@ -281,13 +285,13 @@ class _Pool:
 
     def start(self) -> None:
         """Start the missing workers. Cheap when they run."""
-        if self._is_started:
+        if self.is_started():
             return
         # Before taking our lock: preparing takes the compiler's, and a kernel being prepared starts the pool.
         _work.prepare()
         _stop_workers.prepare()
         with self._lock:
-            if self._is_started:
+            if self.is_started():
                 return
             self._words[_STOP // 8] = 0
             for number in range(1, self._wanted):

@@ -1,0 +1,34 @@
+"""Dealing the outputs of a product to tasks, and writing finished sums."""
+
+from typing import Any
+
+from serai.kernels.compile import inline
+from serai.kernels.memory import f32_at, f32_at_n, store_at, store_at_n
+
+# In bytes of weights read by one row, about 0.05 ns each a thread; two more rows cost as much again. A task should take
+# some microseconds, and a launch (1 to 2 us) should save several.
+_TASK_WORK = 1 << 16
+_SPREAD_WORK = 1 << 18
+
+
+@inline
+def deal(units: int, unit_bytes: int, rows: int) -> Any:
+    """How to cut ``units`` of ``unit_bytes`` weights: (units a task, tasks, whether a launch is worth it)."""
+    work = unit_bytes * (1 + rows // 2)
+    chunk = max(1, _TASK_WORK // work)
+    return chunk, (units + chunk - 1) // chunk, units * work > _SPREAD_WORK
+
+
+@inline
+def existing(block: int, blocks: int) -> int:
+    """The block to read for a block number that may not exist; :func:`put` drops the sums of those."""
+    return block if block < blocks else 0
+
+
+@inline
+def put(at: int, value: Any, left: int, add: bool) -> None:
+    """Write (or add) the first ``left`` of sixteen outputs at an address; all from 16 on, none below 1."""
+    if left >= 16:
+        store_at(at, f32_at(at) + value if add else value)
+    elif left > 0:
+        store_at_n(at, f32_at_n(at, left) + value if add else value, left)

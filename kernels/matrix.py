@@ -1,0 +1,191 @@
+"""Weight matrices in the layout the kernels read: sixteen outputs side by side.
+
+A matrix ``W [N, K]`` (or ``heads`` of them) multiplies activations as ``out[n] = sum_k W[n, k] x[k]``. Blocks of
+sixteen rows are interleaved, so that one load gives sixteen outputs' weights of one column and no sum across lanes is
+needed:
+
+=====  ================================================  ==========================
+format data                                              scales
+=====  ================================================  ==========================
+F32    float32 ``[heads][ceil(N/16)][K][16]``            none
+BF16   uint16 ``[heads][ceil(N/16)][K][16]``             none
+MXFP4  uint8 ``[ceil(N/16)][K/32][4][16][4]``            uint8 ``[ceil(N/16)][K/32][16]``
+=====  ================================================  ==========================
+
+An MXFP4 block is 16 rows x 32 columns in 256 bytes: for each run of eight columns 64 bytes, four a row; the low nibbles
+hold the first four columns, the high ones the last four. Scales stay E8M0 bytes. Rows beyond N are zero.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.kernels import pack as _pack
+
+LANES = 16
+GROUP = 32
+"""Columns that share a scale, in MXFP4 weights and in 8-bit activations."""
+
+_LINE = 64
+
+
+class Format(Enum):
+    """How a matrix's weights are stored."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+    MXFP4 = "mxfp4"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Matrix:
+    """A packed weight matrix: ``rows`` outputs and ``cols`` inputs a head; the module says how ``data`` is laid out."""
+
+    format: Format
+    heads: int
+    rows: int
+    cols: int
+    data: NDArray[Any]
+    scales: NDArray[np.uint8]
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes + self.scales.nbytes
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of sixteen rows in a head, the last one perhaps partly zero."""
+        return -(-self.rows // LANES)
+
+    def __repr__(self) -> str:
+        heads = f"{self.heads} x " if self.heads > 1 else ""
+        return f"<Matrix {self.format.value} {heads}[{self.rows}, {self.cols}], {self.nbytes} bytes>"
+
+
+def aligned(count: int, dtype: Any) -> NDArray[Any]:
+    """An uninitialised flat array that starts on a cache line."""
+    size = np.dtype(dtype).itemsize
+    raw = np.empty(count * size + _LINE, np.uint8)
+    start = -raw.ctypes.data % _LINE
+    return raw[start : start + count * size].view(dtype)
+
+
+_NO_SCALES: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+
+def pack(w: NDArray[Any]) -> Matrix:
+    """Pack ``[N, K]`` weights: float32 as F32, uint16 (bfloat16 bits) as BF16. Raises ValueError for others."""
+    return pack_heads(_matrix_of(w)[np.newaxis])
+
+
+def pack_f32(w: NDArray[np.float32]) -> Matrix:
+    """Pack float32 ``[N, K]``."""
+    if w.dtype != np.float32:
+        raise ValueError(f"pack_f32 takes float32 weights, not {w.dtype}.")
+    return pack(w)
+
+
+def pack_bf16(bits: NDArray[np.uint16]) -> Matrix:
+    """Pack bfloat16 bits (uint16) ``[N, K]``."""
+    if bits.dtype != np.uint16:
+        raise ValueError(f"pack_bf16 takes bfloat16 bits as uint16, not {bits.dtype}.")
+    return pack(bits)
+
+
+def pack_heads(w: NDArray[Any] | Sequence[NDArray[Any]]) -> Matrix:
+    """Pack ``[heads, N, K]`` weights (or a list of ``[N, K]``), float32 or bfloat16 bits (uint16)."""
+    stacked = np.ascontiguousarray(w if isinstance(w, np.ndarray) else np.stack(list(w)))
+    if stacked.ndim != 3 or 0 in stacked.shape:
+        raise ValueError(f"weights must have shape [heads, N, K] with nothing empty, not {list(stacked.shape)}.")
+    heads, rows, cols = stacked.shape
+    count = heads * -(-rows // LANES) * cols * LANES
+    if stacked.dtype == np.float32:
+        data = aligned(count, np.float32)
+        _pack.interleave_u32(stacked.reshape(-1).view(np.uint32), data.view(np.uint32), heads, rows, cols)
+        return Matrix(Format.F32, heads, rows, cols, data, _NO_SCALES)
+    if stacked.dtype == np.uint16:
+        data = aligned(count, np.uint16)
+        _pack.interleave_u16(stacked.reshape(-1), data, heads, rows, cols)
+        return Matrix(Format.BF16, heads, rows, cols, data, _NO_SCALES)
+    raise ValueError(f"weights must be float32 or bfloat16 bits (uint16), not {stacked.dtype}.")
+
+
+def pack_mxfp4(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -> Matrix:
+    """Pack MXFP4 as shipped: ``packed [N, K/2]`` (low nibble = even column), ``scales [N, K/32]`` E8M0 bytes."""
+    rows, half = _matrix_of(packed).shape
+    cols = 2 * half
+    check_mxfp4(packed, scales)
+    groups = -(-rows // LANES) * (cols // GROUP)
+    data, out_scales = aligned(groups * 256, np.uint8), aligned(groups * LANES, np.uint8)
+    _pack.interleave_mxfp4(np.ascontiguousarray(packed), np.ascontiguousarray(scales), data, out_scales)
+    return Matrix(Format.MXFP4, 1, rows, cols, data, out_scales)
+
+
+def check_mxfp4(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -> None:
+    """Raise ValueError unless the two arrays are one MXFP4 matrix."""
+    if packed.dtype != np.uint8 or scales.dtype != np.uint8:
+        raise ValueError(f"MXFP4 weights and scales must be uint8, not {packed.dtype} and {scales.dtype}.")
+    rows, half = packed.shape
+    if 2 * half % GROUP:
+        raise ValueError(f"MXFP4 weights need a multiple of {GROUP} columns, not {2 * half}.")
+    if scales.shape != (rows, 2 * half // GROUP):
+        raise ValueError(
+            f"MXFP4 scales must be {[rows, 2 * half // GROUP]} for these weights, not {list(scales.shape)}."
+        )
+
+
+def concat(pieces: Sequence[NDArray[Any]], align: int = LANES) -> tuple[Matrix, tuple[int, ...]]:
+    """Several ``[N_i, K]`` weights of one input as one matrix, and the output column where each begins.
+
+    Every piece starts at a multiple of ``align`` (itself a multiple of 16) outputs; the outputs between are zero. BF16
+    pieces among F32 ones are widened, which changes no value and no bit of a product.
+    """
+    if align <= 0 or align % LANES:
+        raise ValueError(f"align must be a positive multiple of {LANES}, not {align}.")
+    checked = [_matrix_of(piece) for piece in pieces]
+    if len({piece.shape[1] for piece in checked}) != 1:
+        raise ValueError(f"the pieces of one product need the same columns, not {[p.shape[1] for p in checked]}.")
+    dtype = np.uint16 if all(piece.dtype == np.uint16 for piece in checked) else np.float32
+    heights = [-(-piece.shape[0] // align) * align for piece in checked]
+    starts = [sum(heights[:i]) for i in range(len(heights))]
+    whole = np.zeros((sum(heights), checked[0].shape[1]), dtype)
+    for piece, start in zip(checked, starts, strict=True):
+        whole[start : start + piece.shape[0]] = piece if piece.dtype == dtype else _widen(piece)
+    return pack(whole), tuple(starts)
+
+
+def unpack(matrix: Matrix) -> NDArray[np.float32]:
+    """The weights as float32 ``[heads, rows, cols]``: exact."""
+    heads, blocks, cols = matrix.heads, matrix.blocks, matrix.cols
+    if matrix.format is Format.MXFP4:
+        values = _unpack_mxfp4(matrix)
+    else:
+        rows = matrix.data.reshape(heads, blocks, cols, LANES).transpose(0, 1, 3, 2)
+        stored = rows.reshape(heads, blocks * LANES, cols)[:, : matrix.rows]
+        values = _widen(stored) if matrix.format is Format.BF16 else stored
+    return np.ascontiguousarray(values)
+
+
+def _unpack_mxfp4(matrix: Matrix) -> NDArray[np.float32]:
+    halves = matrix.data.reshape(matrix.blocks, matrix.cols // GROUP, 4, LANES, 4)
+    codes = np.stack([halves & 15, halves >> 4], axis=3)  # [block, group, run, nibble, lane, column]
+    codes = codes.transpose(0, 4, 1, 2, 3, 5).reshape(matrix.blocks * LANES, matrix.cols // GROUP, GROUP)
+    table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    values = np.where(codes & 8, -table[codes & 7], table[codes & 7])
+    exponents = matrix.scales.reshape(matrix.blocks, -1, LANES).transpose(0, 2, 1).reshape(matrix.blocks * LANES, -1)
+    scaled: NDArray[np.float32] = np.ldexp(values, exponents.astype(np.int32)[:, :, np.newaxis] - 127)
+    return scaled.reshape(1, -1, matrix.cols)[:, : matrix.rows]
+
+
+def _widen(bits: NDArray[Any]) -> NDArray[np.float32]:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _matrix_of(w: NDArray[Any]) -> NDArray[Any]:
+    if w.ndim != 2 or 0 in w.shape:
+        raise ValueError(f"weights must have shape [N, K] with nothing empty, not {list(w.shape)}.")
+    return w

@@ -1,0 +1,106 @@
+"""Decoding MXFP4 blocks (:mod:`serai.kernels.matrix`) into registers.
+
+A block is 16 outputs x 32 columns: 256 bytes of codes, 16 scale bytes. Both decodings give twice the E2M1 value, an
+integer in -12..12, and the scale is halved to match. The 8-bit dot wants one unsigned operand, so for it 12 is added to
+every weight, and the sum starts from -12 times the sum of the block's activations.
+"""
+
+from typing import Any
+
+from serai.kernels.compile import inline
+from serai.kernels.memory import u8_at, u8x64_at
+from serai.kernels.simd import (
+    SHUFFLE_IS_FAST,
+    as_f32,
+    as_i32,
+    as_u8,
+    as_u16,
+    select,
+    shuffle_bytes,
+    splat_f32,
+    splat_u8x64,
+    to_f32,
+    to_i32,
+    vmax,
+)
+from serai.kernels.vec import constant, define, u8x64
+
+BLOCK_BYTES = 256
+COLUMN_BYTES = 8
+CODE_OFFSET = 12
+"""What is added to twice a weight's value to make it unsigned."""
+
+_DOUBLED_MAGNITUDES = (0, 1, 2, 3, 4, 6, 8, 12)
+_DOUBLED = _DOUBLED_MAGNITUDES + tuple(-magnitude for magnitude in _DOUBLED_MAGNITUDES)
+
+
+@define
+def _offset_table(typingctx: Any) -> Any:
+    """Twice the value of each code, plus 12, once in every sixteen bytes."""
+    values = [value + CODE_OFFSET for value in _DOUBLED] * 4
+    return u8x64(), lambda context, builder, sig, args: constant(u8x64, values)
+
+
+@inline
+def _offset_codes(codes: Any) -> Any:
+    """Codes 0..15 to twice their value plus 12."""
+    if SHUFFLE_IS_FAST:
+        return shuffle_bytes(_offset_table(), codes)
+    # E2M1 magnitudes doubled are 0 1 2 3 4 6 8 12: the code itself up to 4, then steps of 2, 2 and 4.
+    code = codes & 7
+    extra = select(code > 4, code - 4, splat_u8x64(0)) + select(code > 6, splat_u8x64(2), splat_u8x64(0))
+    doubled = code + extra
+    return select(codes > 7, CODE_OFFSET - doubled, CODE_OFFSET + doubled)
+
+
+@inline
+def _low(packed: Any) -> Any:
+    return _offset_codes(packed & 15)
+
+
+@inline
+def _high(packed: Any) -> Any:
+    return _offset_codes(as_u8(as_u16(packed) >> 4) & 15)
+
+
+@inline
+def block_weights(block: int) -> Any:
+    """A block as eight vectors of sixteen outputs x four columns, twice the value plus 12: for ``dot_chain``."""
+    a, b = u8x64_at(block), u8x64_at(block + 64)
+    c, d = u8x64_at(block + 128), u8x64_at(block + 192)
+    return (_low(a), _high(a), _low(b), _high(b), _low(c), _high(c), _low(d), _high(d))
+
+
+@inline
+def _column(bytes4: Any, column: Any) -> Any:
+    """Byte ``column`` of each lane's four, less 12, as float32."""
+    return to_f32(((as_i32(bytes4) >> (8 * column)) & 255) - CODE_OFFSET)
+
+
+@inline
+def eight_columns(run: int) -> Any:
+    """Eight columns from the address of their 64 bytes, as eight vectors of sixteen outputs, twice the value."""
+    packed = u8x64_at(run)
+    low, high = _low(packed), _high(packed)
+    return (
+        _column(low, 0),
+        _column(low, 1),
+        _column(low, 2),
+        _column(low, 3),
+        _column(high, 0),
+        _column(high, 1),
+        _column(high, 2),
+        _column(high, 3),
+    )
+
+
+@inline
+def half_scales(scales: int) -> Any:
+    """Half of each of sixteen E8M0 scales: 2^(e - 128), also for e = 0, where it is below the normal numbers."""
+    return as_f32(vmax(to_i32(u8_at(scales)) << 23, 0x00400000)) * 0.5
+
+
+@inline
+def no_column(w: int) -> Any:
+    """MXFP4 rows are whole blocks: no single column is ever left over."""
+    return splat_f32(0.0)

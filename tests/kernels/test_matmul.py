@@ -1,0 +1,164 @@
+"""Products against float64, and the same bits for any rows, order, threads and SIMD path."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serai.kernels import matrix, threads
+from serai.kernels.matmul import matmul
+from serai.kernels.matrix import Matrix
+from tests.kernels.simd_paths import digest, on_every_path
+from tests.kernels.test_matrix import mxfp4
+
+SHAPES = [(1, 1), (16, 7), (37, 33), (64, 128), (100, 300), (161, 1001)]
+MXFP4_SHAPES = [(1, 32), (37, 96), (161, 992)]
+
+
+def normal(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def unset(*shape: int) -> Any:
+    return np.full(shape, np.nan, np.float32)
+
+
+def weights(kind: str, rows: int, cols: int) -> Matrix:
+    if kind == "mxfp4":
+        return matrix.pack_mxfp4(*mxfp4(rows, cols))
+    w = normal(rows, cols, seed=1)
+    return matrix.pack(w if kind == "f32" else (w.view(np.uint32) >> 16).astype(np.uint16))
+
+
+CASES = [(kind, shape) for kind in ("f32", "bf16") for shape in SHAPES] + [("mxfp4", shape) for shape in MXFP4_SHAPES]
+
+
+def product(x: Any, w: Matrix) -> Any:
+    """The product alone, after checking that nothing beside its columns was touched or read."""
+    rows, outputs = len(x), w.rows
+    wide, out = unset(rows, w.cols + 5), unset(rows, outputs + 7)
+    wide[:, 2 : 2 + w.cols] = x
+    matmul(wide, 2, w, out, 3)
+    assert np.isnan(out[:, :3]).all()
+    assert np.isnan(out[:, 3 + outputs :]).all()
+    return out[:, 3 : 3 + outputs].copy()
+
+
+@pytest.mark.parametrize(("kind", "shape"), CASES)
+def test_a_product_matches_float64(kind: str, shape: tuple[int, int]) -> None:
+    w = weights(kind, *shape)
+    dense = matrix.unpack(w)[0].astype(np.float64)
+    for rows in (1, 3, 67):
+        x = normal(rows, w.cols)
+        expected = x.astype(np.float64) @ dense.T
+        bound = np.abs(x).astype(np.float64) @ np.abs(dense).T
+        assert (np.abs(product(x, w) - expected) <= 2e-6 * bound).all()
+
+
+@pytest.mark.parametrize(("kind", "shape"), CASES)
+def test_a_row_has_the_same_bits_in_any_company(kind: str, shape: tuple[int, int]) -> None:
+    w = weights(kind, *shape)
+    x = normal(131, w.cols)
+    together = product(x, w)
+    for rows in (1, 2, 7, 67):
+        np.testing.assert_array_equal(product(x[:rows], w), together[:rows])
+    order = np.random.default_rng(0).permutation(131)
+    np.testing.assert_array_equal(product(x[order], w), together[order])
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16", "mxfp4"])
+def test_the_thread_count_decides_no_bits(kind: str) -> None:
+    w, before = weights(kind, 600, 992), threads.threads()
+    results = []
+    for n in (1, 2, 3):
+        threads.set_threads(n)
+        results.append([product(normal(rows, 992), w) for rows in (1, 30)])
+    threads.set_threads(before)
+    for one, many in results[1:]:
+        np.testing.assert_array_equal(one, results[0][0])
+        np.testing.assert_array_equal(many, results[0][1])
+
+
+def test_bf16_weights_give_the_bits_of_the_same_weights_in_f32() -> None:
+    w = weights("bf16", 50, 300)
+    x = normal(9, 300)
+    np.testing.assert_array_equal(product(x, w), product(x, matrix.pack(matrix.unpack(w)[0])))
+
+
+def test_a_piece_of_a_concatenation_gives_the_bits_of_its_own_product() -> None:
+    pieces = [normal(5, 200, seed=3), normal(70, 200, seed=4)]
+    whole, starts = matrix.concat(pieces)
+    x = normal(4, 200)
+    together = product(x, whole)
+    for piece, start in zip(pieces, starts, strict=True):
+        np.testing.assert_array_equal(together[:, start : start + len(piece)], product(x, matrix.pack(piece)))
+
+
+def test_add_adds_the_finished_sum_once() -> None:
+    w = weights("bf16", 37, 300)
+    for rows in (1, 5):
+        x, out = normal(rows, 300), normal(rows, 40, seed=2)
+        expected = out.copy()
+        expected[:, 1:38] += product(x, w)
+        matmul(x, 0, w, out, 1, add=True)
+        np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_heads_read_and_write_at_their_strides(rows: int) -> None:
+    heads = normal(3, 20, 33)
+    x, out = normal(rows, 3 * 40), unset(rows, 3 * 24 + 2)
+    matmul(x, 1, matrix.pack_heads(heads), out, 2, x_stride=40, out_stride=24)
+    for h in range(3):
+        alone = product(x[:, 1 + 40 * h : 34 + 40 * h], matrix.pack(heads[h]))
+        np.testing.assert_array_equal(out[:, 2 + 24 * h : 22 + 24 * h], alone)
+    assert np.isnan(out[:, :2]).all()
+    assert np.isnan(out[:, 22:26]).all()
+
+
+def test_columns_that_are_not_there_are_refused() -> None:
+    w = weights("f32", 16, 8)
+    with pytest.raises(ValueError, match="x of shape"):
+        matmul(normal(2, 8), 1, w, unset(2, 16), 0)
+    with pytest.raises(ValueError, match="x of shape"):
+        matmul(normal(2, 8), -1, w, unset(2, 16), 0)
+    with pytest.raises(ValueError, match="out of shape"):
+        matmul(normal(2, 8), 0, w, unset(3, 16), 0)
+    with pytest.raises(ValueError, match="overlap"):
+        matmul(normal(2, 16), 0, matrix.pack_heads(normal(2, 16, 8)), unset(2, 64), 0, x_stride=8)
+
+
+def test_other_dtypes_and_layouts_are_refused() -> None:
+    """B07: a slice or another dtype must not be copied silently."""
+    w = weights("f32", 16, 8)
+    with pytest.raises(TypeError):
+        matmul(np.ones((2, 8)), 0, w, unset(2, 16), 0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        matmul(normal(2, 8), 0, w, unset(4, 16)[::2], 0)
+
+
+def test_infinities_and_nan_pass_through() -> None:
+    """B109: nothing assumes finite numbers."""
+    w = matrix.pack(np.ones((20, 40), np.float32))
+    for rows in (1, 4):
+        x = np.ones((rows, 40), np.float32)
+        x[0, 7] = np.inf
+        assert np.isposinf(product(x, w)[0]).all()
+        x[0, 9] = -np.inf
+        assert np.isnan(product(x, w)[0]).all()
+        if rows > 1:
+            assert np.isfinite(product(x, w)[1:]).all()
+
+
+def bits() -> str:
+    """Products of all formats in few and many rows, as a hash."""
+    made = (product(normal(rows, w.cols), w) for w in _bit_cases() for rows in (1, 9))
+    return digest(*made)
+
+
+def _bit_cases() -> list[Matrix]:
+    return [weights("f32", 37, 301), weights("bf16", 37, 301), weights("mxfp4", 37, 320)]
+
+
+def test_every_simd_path_gives_the_same_bits() -> None:
+    assert len(set(on_every_path("tests.kernels.test_matmul", "bits").values())) == 1

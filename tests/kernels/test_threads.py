@@ -1,0 +1,121 @@
+"""The thread pool: every task once, any number of callers, forks, and thread counts."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from serai.kernels import threads
+from serai.kernels.compile import inline, kernel
+from serai.kernels.threads import parallel_for
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@inline
+def _count(task: int, counts: Any, turns: int) -> None:
+    for _ in range(turns):
+        counts[task] += 1
+
+
+@kernel("void(i64[::1], i64, b1)", before=threads.start)
+def count_tasks(counts: NDArray[np.int64], turns: int, spread: bool) -> None:
+    parallel_for(counts.size, spread, _count, (counts, turns))
+
+
+@pytest.fixture
+def restored_threads() -> Iterator[None]:
+    before = threads.threads()
+    yield
+    threads.set_threads(before)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.usefixtures("restored_threads")
+def test_every_task_runs_exactly_once_with_any_number_of_threads(n: int) -> None:
+    threads.set_threads(n)
+    for tasks in [0, 1, 2, 3, 64, 1000]:
+        counts = np.zeros(tasks, np.int64)
+        for _ in range(50):
+            count_tasks(counts, 1, True)
+        assert (counts == 50).all()
+    assert threads.threads() == n
+
+
+def test_threads_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        threads.set_threads(0)
+
+
+@pytest.mark.usefixtures("restored_threads")
+def test_python_threads_may_launch_at_once() -> None:
+    """B106: numba's default layer aborts here."""
+    threads.set_threads(3)
+    arrays = [np.zeros(64, np.int64) for _ in range(4)]
+    callers = [threading.Thread(target=lambda a=a: [count_tasks(a, 7, True) for _ in range(300)]) for a in arrays]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert all((a == 2100).all() for a in arrays)
+
+
+def test_a_parallel_region_makes_a_second_thread_wait() -> None:
+    """B106: steps of two sessions follow each other."""
+    order: list[str] = []
+    entered, release = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with threads.parallel_region(), threads.parallel_region():
+            entered.set()
+            release.wait()
+            order.append("first")
+
+    def second() -> None:
+        entered.wait()
+        with threads.parallel_region():
+            order.append("second")
+
+    workers = [threading.Thread(target=first), threading.Thread(target=second)]
+    for worker in workers:
+        worker.start()
+    entered.wait()
+    release.set()
+    for worker in workers:
+        worker.join()
+    assert order == ["first", "second"]
+
+
+def test_the_layer_is_logged_when_the_pool_starts(caplog: pytest.LogCaptureFixture) -> None:
+    """B106: the chosen layer is known from the log."""
+    before = threads.threads()
+    with caplog.at_level("INFO", logger="serai.kernels.threads"):
+        threads.set_threads(before + 1)
+        threads.start()
+        threads.set_threads(before)
+    assert f"on {before + 1} threads (serai pool" in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_child_computes_and_exits() -> None:
+    code = (
+        "import os, sys, numpy as np\n"
+        "from tests.kernels.test_threads import count_tasks\n"
+        "counts = np.zeros(100, np.int64)\n"
+        "count_tasks(counts, 1, True)\n"
+        "pid = os.fork()\n"
+        "count_tasks(counts, 1, True)\n"
+        "assert (counts == 2).all()\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) if pid else 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
