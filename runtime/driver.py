@@ -5,15 +5,16 @@ collects such requests, lets the scheduler share the next step among them, runs 
 the results. A request that nobody waits for any more is dropped; what it had written is abandoned with its draft.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio
 import anyio.lowlevel
 import numpy as np
 from numpy.typing import NDArray
 
+from serai.runtime.admission import Admission, Reservation
 from serai.runtime.engine_thread import EngineThread
-from serai.runtime.errors import EngineFailed, OutOfBudget, SeraiError, ShuttingDown
+from serai.runtime.errors import EngineFailed, SeraiError, ShuttingDown
 from serai.runtime.sampling import Sampled
 from serai.runtime.scheduler import Limits, Ready, Share, plan
 from serai.runtime.state import Draft, State, StatePool
@@ -34,12 +35,13 @@ class Counters:
 class _Request:
     """One `advance` under way. It holds a reference to `state` until it ends; then the waiter does."""
 
-    session_id: str
+    workflow: str
     state: State
     tokens: NDArray[np.int32]
     draw: Draw | None
     prefill: bool
-    done: anyio.Event
+    reservation: Reservation
+    done: anyio.Event = field(default_factory=anyio.Event)
     fed: int = 0
     drawn: Sampled | None = None
     error: SeraiError | None = None
@@ -50,11 +52,14 @@ class _Request:
 class Driver:
     """Owns the order of steps. `run` is the one task that executes them; `advance` is what sessions call."""
 
-    def __init__(self, engine: StepEngine, thread: EngineThread, pool: StatePool, limits: Limits) -> None:
+    def __init__(
+        self, engine: StepEngine, thread: EngineThread, pool: StatePool, admission: Admission, limits: Limits
+    ) -> None:
         self.counters = Counters()
         self._engine = engine
         self._thread = thread
         self._pool = pool
+        self._admission = admission
         self._limits = limits
         self._waiting: dict[int, _Request] = {}
         self._next_key = 0
@@ -66,7 +71,7 @@ class Driver:
 
     async def advance(
         self,
-        session_id: str,
+        workflow: str,
         state: State,
         tokens: NDArray[np.int32],
         draw: Draw | None = None,
@@ -81,10 +86,21 @@ class Driver:
         """
         if self._refusal is not None:
             raise self._refusal
-        request = _Request(session_id, state.retain(), tokens, draw, prefill, anyio.Event())
-        # A session that was idle isn't repaid for the time it did not ask.
-        active = [self._served[other.session_id] for other in self._waiting.values()]
-        self._served[session_id] = max(self._served.get(session_id, 0.0), min(active, default=0.0))
+        reservation = await self._admission.enter(
+            self._pool.growth_bytes(state, len(tokens)),
+            held_bytes=self._pool.own_bytes(state),
+            going_on=not prefill,
+        )
+        try:
+            return await self._advance(_Request(workflow, state.retain(), tokens, draw, prefill, reservation))
+        finally:
+            reservation.close()
+
+    async def _advance(self, request: _Request) -> tuple[State, Sampled | None]:
+        # A workflow that was idle isn't repaid for the time it did not ask.
+        active = [self._served[other.workflow] for other in self._waiting.values()]
+        served = self._served.get(request.workflow, 0.0)
+        self._served[request.workflow] = max(served, min(active, default=0.0))
         key = self._next_key
         self._next_key += 1
         self._waiting[key] = request
@@ -99,9 +115,9 @@ class Driver:
             raise request.error
         return request.state, request.drawn
 
-    def forget(self, session_id: str) -> None:
-        """Drop a closed session's virtual time."""
-        self._served.pop(session_id, None)
+    def forget(self, workflow: str) -> None:
+        """Drop the virtual time of a workflow that has no session any more."""
+        self._served.pop(workflow, None)
 
     def close(self) -> None:
         """Take no more requests; `run` fails those that wait and returns."""
@@ -133,7 +149,7 @@ class Driver:
             return
         try:
             result = await self._thread.call(self._engine.step, StepPlan(tuple(segments), self._abort))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # whatever broke, everybody who waits must hear of it
             self._refusal = EngineFailed(cause=error)
             self._refusal.__cause__ = error
             result = None
@@ -148,33 +164,31 @@ class Driver:
                 self._apply(key, request, segment, outcome)
 
     def _assemble(self) -> list[Segment]:
-        """The next step's segments, in the order of `_in_flight`; requests that can't get room end here."""
+        """The next step's segments, in the order of `_in_flight`."""
         ready = [
-            Ready(key, len(request.tokens) - request.fed, self._served[request.session_id])
+            Ready(key, len(request.tokens) - request.fed, self._served[request.workflow])
             for key, request in self._waiting.items()
         ]
         self._abort = AbortFlag()
         segments: list[Segment] = []
         for share in plan(ready, self._limits):
             request = self._waiting[share.key]
-            try:
-                segments.append(self._segment(request, share))
-            except OutOfBudget as error:
-                self._end(share.key, error)
-            else:
-                self._in_flight[share.key] = request
+            segments.append(self._segment(request, share))
+            self._in_flight[share.key] = request
         return segments
 
     def _segment(self, request: _Request, share: Share) -> Segment:
         tokens = request.tokens[request.fed : request.fed + share.tokens]
         last = request.fed + share.tokens == len(request.tokens)
         if share.tokens:
+            live = self._pool.live_bytes
             request.draft = self._pool.draft(request.state, share.tokens, with_logits=last)
+            request.reservation.keep(max(0, request.reservation.bytes - (self._pool.live_bytes - live)))
         return Segment(request.state, tokens, request.draft, request.draw if last else None)
 
     def _apply(self, key: int, request: _Request, segment: Segment, outcome: SegmentResult) -> None:
         rows = len(segment.tokens)
-        self._served[request.session_id] = self._served.get(request.session_id, 0.0) + max(rows, 1)
+        self._served[request.workflow] = self._served.get(request.workflow, 0.0) + max(rows, 1)
         if request.prefill:
             self.counters.prefilled_tokens += rows
         else:
@@ -189,6 +203,7 @@ class Driver:
             request.draft = None
             before.release()
         request.fed += rows
+        request.reservation.keep(self._pool.growth_bytes(request.state, len(request.tokens) - request.fed))
         if request.fed == len(request.tokens):
             request.drawn = outcome.drawn
             self._end(key, None)

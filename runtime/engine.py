@@ -79,8 +79,8 @@ def _finish(segment: Segment) -> SegmentResult:
         position = segment.state.position + len(segment.tokens)
         return SegmentResult(
             error=LogitsInvalid(
-                f"the model gave {bad} of {len(logits)} logits that are no finite numbers at position {position}, so the "
-                f"session stays at position {segment.state.position}"
+                f"the model gave {bad} of {len(logits)} logits that are no finite numbers at position {position}, so "
+                f"the session stays at position {segment.state.position}"
             )
         )
     if segment.draw is None:

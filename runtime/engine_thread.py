@@ -40,7 +40,7 @@ class EngineThread:
         def job() -> None:
             try:
                 value = function(*args)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  # raised again where the call is awaited
                 loop.call_soon_threadsafe(deliver, None, error)
             else:
                 loop.call_soon_threadsafe(deliver, value, None)

@@ -48,6 +48,8 @@ __all__ = [
     "StoreFailed",
     "StoreFull",
     "StoreInvalid",
+    "TooManyWaiting",
+    "WaitedTooLong",
     "WeightsInvalid",
 ]
 
@@ -69,7 +71,7 @@ class ModelNotFound(SeraiError):
 
 
 class BudgetTooSmall(SeraiError):
-    """The byte budget is under what the model needs before any session.
+    """The byte budget is under what the model needs to run one session.
 
     Attributes: `budget_bytes`, `floor_bytes`.
     """
@@ -78,7 +80,7 @@ class BudgetTooSmall(SeraiError):
         self.budget_bytes = budget_bytes
         self.floor_bytes = floor_bytes
         super().__init__(
-            f"a budget of {budget_bytes:,} bytes is under the {floor_bytes:,} bytes this model needs before any "
+            f"a budget of {budget_bytes:,} bytes is under the {floor_bytes:,} bytes this model needs to run one "
             f"session; {would_fit}"
         )
 
@@ -95,6 +97,26 @@ class OutOfBudget(SeraiError):
         super().__init__(
             f"{what} needs {needed_bytes:,} bytes and the budget has {free_bytes:,} left; pause or close a session, "
             "or open the runtime with a larger budget"
+        )
+
+
+class TooManyWaiting(SeraiError):
+    """The queue of calls that wait for memory is full; try again later. Attribute: `waiting`."""
+
+    def __init__(self, *, waiting: int) -> None:
+        self.waiting = waiting
+        super().__init__(f"{waiting:,} calls are waiting for memory already, which is all that may; try again later")
+
+
+class WaitedTooLong(SeraiError):
+    """No memory became free in time; the session stays as it was. Attributes: `needed_bytes`, `free_bytes`."""
+
+    def __init__(self, *, waited_s: float, needed_bytes: int, free_bytes: int) -> None:
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+        super().__init__(
+            f"{needed_bytes:,} bytes did not become free within {waited_s:g} s ({free_bytes:,} are); pause or close a "
+            "session, or open the runtime with a larger budget or with a store to move idle sessions to"
         )
 
 

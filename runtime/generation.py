@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serai.runtime.errors import SeraiError
+from serai.runtime.errors import OutOfBudget, SeraiError
 from serai.runtime.random import fresh_seed
 from serai.runtime.sampling import Sampled, TokenCounts
 from serai.runtime.sampling_params import SamplingParams
@@ -15,7 +15,8 @@ from serai.runtime.step import Draw
 from serai.runtime.text_stream import TextStream
 
 if TYPE_CHECKING:
-    from serai.runtime.session import Services, Session
+    from serai.runtime.services import Services
+    from serai.runtime.session import Session
 
 
 class FinishReason(Enum):
@@ -27,6 +28,8 @@ class FinishReason(Enum):
     """`max_tokens`, or the end of the model's context."""
     CANCELLED = "cancelled"
     """The reader left."""
+    BUDGET = "budget"
+    """No memory was left to go on; the session stays resumable."""
     ERROR = "error"
 
 
@@ -85,6 +88,9 @@ class Generation:
             self._begin()
         try:
             return await self._step()
+        except OutOfBudget:
+            await self._end(FinishReason.BUDGET)
+            raise
         except SeraiError:
             await self._end(FinishReason.ERROR)
             raise
@@ -139,13 +145,14 @@ class Generation:
             if self._drawn is None:
                 await session.record.flush()
                 unchanged, self._drawn = await driver.advance(
-                    session.id, session.state, np.zeros(0, np.int32), self._draw_at(session.position)
+                    session.workflow, await session.hot(), np.zeros(0, np.int32), self._draw_at(session.position)
                 )
                 unchanged.release()
             self._next = self._look_at(self._drawn)
         token = self._next
         draw = None if token.finish_reason is not None else self._draw_at(token.position + 1)
-        state, drawn = await driver.advance(session.id, session.state, np.array([token.id], np.int32), draw)
+        ids = np.array([token.id], np.int32)
+        state, drawn = await driver.advance(session.workflow, await session.hot(), ids, draw)
         session.advanced(state, token.id)
         self._next, self._drawn = None, drawn
         self._count += 1

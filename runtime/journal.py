@@ -71,6 +71,11 @@ class Journal:
         self._layout = layout
         self._writing = anyio.Lock()
 
+    @property
+    def is_durable(self) -> bool:
+        """Whether there is a store behind it."""
+        return self._store is not None
+
     def open_record(self, session_id: str, *, namespace: str, label: str) -> "Record":
         return Record(self, session_id, namespace=namespace, label=label)
 
@@ -169,11 +174,12 @@ class Record:
         self._sampler: Mapping[str, Any] | None = None
         self._inexact = False
 
-    @property
-    def head_id(self) -> str | None:
-        """The last node, durable once `flush` has returned."""
+    def point(self) -> str:
+        """The id of the session's last node; durable once `flush` has returned."""
         node = self._last()
-        return None if node is None else node.id
+        if node is None:
+            raise ValueError("a session's record has at least its first node")
+        return node.id
 
     def continues(self, node: NodeRecord, *, inexact: bool) -> None:
         """The session goes on from a node that is durable already; `inexact` marks all that follows (DESIGN §6)."""
@@ -302,7 +308,5 @@ def timeline_of(path: Sequence[NodeRecord]) -> Timeline:
         seed=facts.get("seed"),
     )
     # A turn ends where the first node of the next one begins.
-    timeline.turn_ends = tuple(
-        before.position for before, after in pairwise(path) if after.turn > before.turn
-    )
+    timeline.turn_ends = tuple(before.position for before, after in pairwise(path) if after.turn > before.turn)
     return timeline

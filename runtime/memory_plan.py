@@ -11,12 +11,12 @@ from math import prod
 from serai.checkpoints.snapshot import LatentType, StateLayout
 from serai.runtime.attention_memory import PUBLISHED, AttentionCost, alternatives
 from serai.runtime.errors import BadParameter, BudgetTooSmall
-from serai.runtime.memory_scratch import scratch_bytes
 from serai.runtime.memory_weights import ADDRESS_BYTES, expert_record_bytes, held_bytes
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.models.dtypes import STORAGE
 from serai.runtime.models.layout import PAGE_TOKENS, state_layout
 from serai.runtime.models.safetensors_files import CheckpointFiles
+from serai.runtime.models.scratch_shape import ScratchShape
 from serai.runtime.models.tensor_table import (
     TensorSpec,
     expert_layers,
@@ -133,7 +133,7 @@ def plan_memory(
     experts = config.moe_layers * per_layer
     trunk = sum(held_bytes(config, spec, dtypes[name]) for name, spec in specs.items()) + ADDRESS_BYTES * experts
     token_experts = config.moe_layers * per_token
-    scratch = scratch_bytes(config, step_rows) + kernel_scratch_bytes
+    scratch = ScratchShape.of(config).bytes_for(step_rows) + kernel_scratch_bytes
     layouts = {latents: state_layout(config, latents) for latents in LatentType}
     layout = layouts[LatentType.FLOAT32]
     running = _by_latents({kind: _running_bytes(layouts[kind], context_tokens) for kind in LatentType})

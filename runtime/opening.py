@@ -11,6 +11,7 @@ import anyio.to_thread
 from serai.checkpoints.store import Store
 from serai.kernels import compile as kernels
 from serai.kernels.threads import set_threads
+from serai.runtime.admission import Admission
 from serai.runtime.byte_sizes import parse_bytes
 from serai.runtime.driver import Driver
 from serai.runtime.engine import Engine
@@ -21,7 +22,7 @@ from serai.runtime.memory_plan import check_budget, plan_memory
 from serai.runtime.models.open_model import FoundModel, LoadedModel, Precision, find_model, load_model
 from serai.runtime.runtime import ModelFacts, Runtime, running
 from serai.runtime.scheduler import Limits
-from serai.runtime.session import Services
+from serai.runtime.services import assemble
 from serai.runtime.state import StatePool
 
 LEAST_CONTEXT_TOKENS = 1_024
@@ -74,9 +75,11 @@ async def open_runtime(
             budget_bytes=budget_bytes,
         )
         pool = StatePool(loaded.layout, limit_bytes=budget_bytes - facts.model_bytes - facts.scratch_bytes)
-        services = Services(
-            driver=Driver(Engine(loaded.model, loaded.layout), thread, pool, Limits()),
+        admission = Admission(pool)
+        services = assemble(
+            driver=Driver(Engine(loaded.model, loaded.layout), thread, pool, admission, Limits()),
             pool=pool,
+            admission=admission,
             journal=Journal(kept, loaded.fingerprint, loaded.layout),
             tokenizer=found.tokenizer,
             vocab_size=found.config.vocab_size,

@@ -14,10 +14,11 @@ from serai.runtime.chat import ChatFormat, Message, chat_format_for
 from serai.runtime.conversation import Chat
 from serai.runtime.driver import Counters, Driver
 from serai.runtime.errors import SeraiError, SessionBusy, ShuttingDown
-from serai.runtime.journal import Point, Stored
+from serai.runtime.holding import Holding
+from serai.runtime.journal import Point
 from serai.runtime.models.config import ModelConfig
-from serai.runtime.session import Services, Session
-from serai.runtime.state import State, restore
+from serai.runtime.services import Services
+from serai.runtime.session import Session
 from serai.runtime.tokenizer import Tokenizer
 from serai.runtime.turns import Timeline
 
@@ -95,7 +96,7 @@ class Runtime:
             self._services,
             session_id=new_id(),
             timeline=Timeline(),
-            state=self._services.pool.empty(),
+            holding=Holding(self._services.keeper, self._services.pool.empty(), 0),
             namespace=namespace,
             label=label,
         )
@@ -144,15 +145,16 @@ class Runtime:
         Raises `SessionGone`, `ModelMismatch` or `OutOfBudget`.
         """
         self._check_open()
-        stored = await self._services.journal.find(str(point), as_is=as_is)
+        keeper = self._services.keeper
+        stored = await keeper.find(str(point), as_is=as_is)
         node, timeline = stored.node, stored.timeline
-        state = await self._rebuild(stored)
+        state = await keeper.rebuild(stored)
         goes_on = stored.is_head and node.session_id not in self._services.live
         session = Session(
             self._services,
             session_id=node.session_id if goes_on else new_id(),
             timeline=timeline,
-            state=state,
+            holding=Holding(keeper, state, state.position),
             namespace=node.namespace,
             label=node.label,
             inexact=stored.inexact,
@@ -162,22 +164,6 @@ class Runtime:
         if not goes_on:
             session.record.started(timeline, NodeKind.FORK)
         return session
-
-    async def _rebuild(self, stored: Stored) -> State:
-        """The state at the stored point: its snapshot, and a replay of the token ids after that."""
-        services, snapshot = self._services, stored.snapshot
-        if snapshot is None:
-            before = services.pool.empty()
-        else:
-            before = await anyio.to_thread.run_sync(lambda: restore(services.pool, snapshot))
-        missing = stored.timeline.ids(before.position)
-        if len(missing) == 0:
-            return before
-        try:
-            state, _ = await services.driver.advance(stored.node.session_id, before, missing, prefill=True)
-        finally:
-            before.release()
-        return state
 
     def find(self, session_id: str) -> Session | None:
         """The live session of that id."""

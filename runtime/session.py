@@ -1,8 +1,8 @@
 """A session: one timeline of tokens with a live state, that can be appended to, continued, forked and paused."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -13,36 +13,22 @@ from numpy.typing import NDArray
 
 from serai.checkpoints.names import new_id
 from serai.checkpoints.nodes import NodeKind
-from serai.runtime.driver import Driver
 from serai.runtime.errors import BadParameter, NothingToContinue, PromptTooLong, SessionBusy, SessionClosed
 from serai.runtime.generation import Generation
-from serai.runtime.journal import Journal, Point
+from serai.runtime.holding import Holding
+from serai.runtime.journal import Point
+from serai.runtime.residency import Idle, Tier
 from serai.runtime.sampling_params import SamplingParams
-from serai.runtime.state import State, StatePool
-from serai.runtime.tokenizer import Tokenizer
+from serai.runtime.services import Services
+from serai.runtime.state import State
 from serai.runtime.turns import Timeline
 
 ENCODE_INLINE_CHARACTERS = 2_000
 """Longer texts are tokenised on a worker thread: at about 1 µs a character this bounds what the loop pays to 2 ms."""
 
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """What every session of one runtime shares."""
-
-    driver: Driver
-    pool: StatePool
-    journal: Journal
-    tokenizer: Tokenizer | None
-    vocab_size: int
-    max_positions: int
-    stop_ids: frozenset[int]
-    live: "dict[str, Session]" = field(default_factory=dict)
-
-    def need_tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise BadParameter("this model's folder has no tokenizer, so text can't be read; give token ids instead")
-        return self.tokenizer
+RETURN_EARLY_S = 1.0
+"""How long before a tool's expected answer a cold session is brought back: a state of a few hundred megabytes takes
+about as long to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,29 +63,33 @@ class Session:
         *,
         session_id: str,
         timeline: Timeline,
-        state: State,
+        holding: Holding,
         namespace: str,
         label: str,
+        workflow: str | None = None,
         inexact: bool = False,
         append_metadata: Mapping[str, Any] | None = None,
     ) -> None:
         self.id = session_id
         self.namespace = namespace
         self.label = label
+        self.workflow = session_id if workflow is None else workflow
         self.inexact = inexact
         self.append_metadata: Mapping[str, Any] = append_metadata or {}
         self.record = services.journal.open_record(session_id, namespace=namespace, label=label)
         self._services = services
         self._timeline = timeline
-        self._state = state
+        self._holding = holding
         self._life = Life.OPEN
         self._doing: str | None = None
+        self._used_s = services.now_s()
+        self._returns_at_s: float | None = None
         services.live[session_id] = self
 
     @property
     def position(self) -> int:
         """Tokens read so far."""
-        return self._state.position
+        return self._holding.position
 
     @property
     def turn(self) -> int:
@@ -107,14 +97,18 @@ class Session:
         return self._timeline.turn.index
 
     @property
-    def is_open(self) -> bool:
-        return self._life is Life.OPEN
+    def tier(self) -> Tier:
+        """Where the state is: hot in memory, or cold in the store until it is used again."""
+        return self._holding.tier
 
     @property
-    def state(self) -> State:
-        """The live state; retain it to keep it beyond the session's next step."""
-        self._check_open()
-        return self._state
+    def doing(self) -> str | None:
+        """The call that is using the session now."""
+        return self._doing
+
+    @property
+    def is_open(self) -> bool:
+        return self._life is Life.OPEN
 
     @property
     def timeline(self) -> Timeline:
@@ -128,13 +122,18 @@ class Session:
         """The timeline as text; control tokens are left out."""
         return self._services.need_tokenizer().decode(self._timeline.ids().tolist())
 
-    def logits(self) -> NDArray[np.float32]:
+    async def logits(self) -> NDArray[np.float32]:
         """A copy of the next-token logits, float32 `[vocab_size]`. Raises `NothingToContinue` at position 0."""
-        self._check_open()
-        if self._state.logits is None:
-            raise NothingToContinue(session_id=self.id)
-        copy: NDArray[np.float32] = self._state.logits.array.copy()
-        return copy
+        with self.use("logits"):
+            state = await self.hot()
+            if state.logits is None:
+                raise NothingToContinue(session_id=self.id)
+            copy: NDArray[np.float32] = state.logits.array.copy()
+            return copy
+
+    async def hot(self) -> State:
+        """The live state, brought back from the store first if need be. For whoever holds the session."""
+        return await self._holding.heat(self.record)
 
     async def append(
         self, content: str | Sequence[int] | NDArray[np.integer], *, metadata: Mapping[str, Any] | None = None
@@ -153,8 +152,8 @@ class Session:
                 raise PromptTooLong(
                     position=self.position, added_tokens=len(ids), limit_tokens=self._services.max_positions
                 )
-            state, _ = await self._services.driver.advance(self.id, self._state, ids, prefill=True)
-            self._become(state)
+            state, _ = await self._services.driver.advance(self.workflow, await self.hot(), ids, prefill=True)
+            self._holding.become(state)
             self._timeline.appended(ids)
             self.append_metadata = dict(metadata or {})
             self.record.appended(ids, self._timeline, self.append_metadata)
@@ -179,9 +178,10 @@ class Session:
             self._services,
             session_id=new_id(),
             timeline=self._timeline.fork(),
-            state=self._state.retain(),
+            holding=self._holding.fork(),
             namespace=self.namespace,
             label=self.label if label is None else label,
+            workflow=self.workflow,
             inexact=self.inexact,
             append_metadata=self.append_metadata,
         )
@@ -201,7 +201,7 @@ class Session:
         When the state can't be stored the session stays open, as it was.
         """
         with self.use("pause"):
-            point = await self.record.save(self._state)
+            point = await self.record.save(await self.hot())
         self._end(Life.PAUSED)
         return point
 
@@ -237,10 +237,11 @@ class Session:
 
     def unclaim(self) -> None:
         self._doing = None
+        self._used_s = self._services.now_s()
 
     def advanced(self, state: State, token: int) -> None:
         """A generation read back the token it had drawn: `state` is the one after it."""
-        self._become(state)
+        self._holding.become(state)
         self._timeline.generated(token)
         self.record.generated(token)
 
@@ -249,14 +250,53 @@ class Session:
         if self._life is Life.OPEN:
             self._end(Life.CLOSED)
 
-    def _become(self, state: State) -> None:
-        before, self._state = self._state, state
-        before.release()
+    def idle(self, now_s: float) -> Idle | None:
+        """What moving this session out of memory would bring; None while it is in use, cold or empty."""
+        state = self._holding.state
+        if self._doing is not None or state is None or state.fixed is None:
+            return None
+        returns_in_s = None if self._returns_at_s is None else max(self._returns_at_s - now_s, 0.0)
+        return Idle(self.id, self._services.pool.own_bytes(state), now_s - self._used_s, returns_in_s)
+
+    async def demote(self) -> bool:
+        """Move the state to the store; the next call brings it back. False when it is in use (or cold already)."""
+        return await self._holding.cool(self.record, lambda: self._doing is not None or not self.is_open)
+
+    @asynccontextmanager
+    async def waiting_for_tool(self, *, expected_s: float) -> AsyncIterator[None]:
+        """Say that nothing is asked of the session for about `expected_s` seconds.
+
+        When memory is short it is among the first to be moved out, and it is brought back shortly before it is
+        expected, or when the block ends.
+        """
+        self._check_open()
+        if not expected_s >= 0:
+            raise BadParameter(f"expected_s is {expected_s!r}, but must be a number of seconds, 0 or more")
+        self._returns_at_s = self._services.now_s() + expected_s
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._return_early, expected_s)
+                try:
+                    yield
+                finally:
+                    tasks.cancel_scope.cancel()
+        finally:
+            self._returns_at_s = None
+            self._used_s = self._services.now_s()
+        if self.is_open and self._doing is None:
+            with self.use("return"):
+                await self.hot()
+
+    async def _return_early(self, expected_s: float) -> None:
+        await anyio.sleep(max(0.0, expected_s - RETURN_EARLY_S))
+        if self.is_open and self._doing is None and self.tier is Tier.COLD:
+            with self.use("return"):
+                await self.hot()
 
     def _end(self, life: Life) -> None:
         self._life = life
-        self._state.release()
-        self._services.driver.forget(self.id)
+        self._holding.release()
+        self._services.driver.forget(self.workflow)
         del self._services.live[self.id]
 
     def _check_open(self) -> None:
@@ -283,4 +323,4 @@ class Session:
     def __repr__(self) -> str:
         doing = f", {self._doing}" if self._doing else ""
         name = f" {self.label!r}" if self.label else ""
-        return f"<Session {self.id}{name} {self._life.value} at {self._state.position}, turn {self.turn}{doing}>"
+        return f"<Session {self.id}{name} {self._life.value} at {self.position}, turn {self.turn}{doing}>"

@@ -10,7 +10,7 @@ then tails `[kda_layers, 3 (q, k, v), taps, heads * head_dim]`, oldest tap first
 Layout of a page: `[mla_layers, page_tokens, latent_width]`, float32 or bfloat16 (held as uint16).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
@@ -94,6 +94,11 @@ class PageTable:
         self.pages = pages
         self.addresses: NDArray[np.int64] = np.array([page.address for page in pages], dtype=np.int64)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether one state holds it."""
+        return self._refs == 1
+
     def retain(self) -> "PageTable":
         self._refs += 1
         return self
@@ -135,6 +140,11 @@ class State:
         if self.logits is not None:
             self.logits.release()
         self.table.release()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it has one holder."""
+        return self._refs == 1
 
     def buffers(self) -> Iterator[Buffer]:
         """Every buffer this state holds, for accounting."""
@@ -192,6 +202,7 @@ class StatePool:
         self._poison = poison
         self._spare: dict[Part, list[NDArray[Any]]] = {part: [] for part in Part}
         self._live: dict[Part, int] = dict.fromkeys(Part, 0)
+        self.on_freed: Callable[[], None] = _nobody_waits
 
     @property
     def live_bytes(self) -> int:
@@ -258,10 +269,23 @@ class StatePool:
         self._live[part] += 1
         return Buffer(self, part, array)
 
-    def room_for(self, needed: dict[Part, int]) -> bool:
-        """Whether that many more buffers fit, if need be by dropping spare ones."""
-        wanted = sum(count * part_bytes(self.layout, part) for part, count in needed.items())
-        return self.limit_bytes is None or self.live_bytes + wanted <= self.limit_bytes
+    def own_bytes(self, state: State) -> int:
+        """Bytes that would become free if nobody held this state any more: buffers that others share don't count."""
+        alone = state.is_alone
+        parts = [buffer.part for buffer in (state.fixed, state.logits) if buffer is not None and alone]
+        if alone and state.table.is_alone:
+            parts += [page.part for page in state.table.pages if page.refs == 1]
+        return sum(part_bytes(self.layout, part) for part in parts)
+
+    def growth_bytes(self, before: State, tokens: int) -> int:
+        """The most that feeding `tokens` more after `before` will hold besides `before`, logits included.
+
+        More than one token may be fed in several steps, each of which needs the state before it and the one after.
+        """
+        new_pages = pages_for(self.layout, before.position + tokens) - len(before.table.pages)
+        shared_tail = bool(before.table.pages) and before.position % self.layout.page_tokens != 0
+        needed = {Part.PAGE: new_pages + int(shared_tail), Part.FIXED: min(tokens, 2), Part.LOGITS: min(tokens, 1)}
+        return self._bytes_of(needed)
 
     def trim(self) -> int:
         """Return the spare buffers to the operating system; gives the bytes freed."""
@@ -271,16 +295,18 @@ class StatePool:
         return freed
 
     def _require(self, needed: dict[Part, int]) -> None:
-        if not self.room_for(needed):
-            wanted = sum(count * part_bytes(self.layout, part) for part, count in needed.items())
-            free = (self.limit_bytes or 0) - self.live_bytes
-            raise OutOfBudget(what="the next step of a session", needed_bytes=wanted, free_bytes=free)
         if self.limit_bytes is not None:
+            wanted, free = self._bytes_of(needed), self.limit_bytes - self.live_bytes
+            if wanted > free:
+                raise OutOfBudget(what="the next step of a session", needed_bytes=wanted, free_bytes=free)
             new = sum(
                 max(0, count - len(self._spare[part])) * part_bytes(self.layout, part) for part, count in needed.items()
             )
             if self.live_bytes + self.spare_bytes + new > self.limit_bytes:
                 self.trim()
+
+    def _bytes_of(self, needed: dict[Part, int]) -> int:
+        return sum(count * part_bytes(self.layout, part) for part, count in needed.items())
 
     def _allocate(self, part: Part) -> NDArray[Any]:
         # 64-byte alignment: one cache line and one vector register.
@@ -293,6 +319,11 @@ class StatePool:
     def _give_back(self, buffer: Buffer) -> None:
         self._live[buffer.part] -= 1
         self._spare[buffer.part].append(buffer.array)
+        self.on_freed()
+
+
+def _nobody_waits() -> None:
+    """Nobody is to be told that memory became free."""
 
 
 def kda_view(layout: StateLayout, fixed: Buffer) -> NDArray[np.float32]:
@@ -330,22 +361,14 @@ def snapshot_of(layout: StateLayout, state: State) -> Snapshot:
     )
 
 
-def restore(pool: StatePool, snapshot: Snapshot) -> State:
-    """A live state with the snapshot's content, in buffers of the pool. Raises `OutOfBudget` when there is no room."""
-    layout = pool.layout
+def fill(draft: Draft, layout: StateLayout, snapshot: Snapshot) -> None:
+    """Copy the snapshot into a draft of as many tokens after the empty state. Touches no pool: any thread may do it."""
     if snapshot.layout != layout:
         raise ValueError(f"a snapshot of {snapshot.layout.describe()} is not one of {layout.describe()}")
-    before = pool.empty()
-    if snapshot.position == 0:
-        return before
-    draft = pool.draft(before, snapshot.position, with_logits=True)
-    before.release()
     kda_view(layout, draft.fixed)[:] = snapshot.kda
     tails_view(layout, draft.fixed)[:] = snapshot.conv
     for page, stored in zip(draft.table.pages, snapshot.pages, strict=True):
-        rows = stored.rows.shape[1]
-        page_view(layout, page)[:, :rows] = stored.rows
+        page_view(layout, page)[:, : stored.rows.shape[1]] = stored.rows
         page.identity = stored.identity
     if draft.logits is not None and snapshot.logits is not None:
         draft.logits.array[:] = snapshot.logits
-    return draft.commit()

@@ -84,5 +84,5 @@ class StepEngine(Protocol):
     """What the driver needs of an engine; tests put a scripted one here."""
 
     def step(self, plan: StepPlan) -> StepResult:
-        """Run the plan on the calling thread. Errors of one session are in its result; raising means the engine broke."""
+        """Run the plan on the calling thread. One session's error is in its result; raising means the engine broke."""
         ...

@@ -15,7 +15,7 @@ from serai.kernels.norms import attn_res, rms_norm
 from serai.runtime.models.batch import Batch
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.models.layers import Context, dense_layer, kda_layer, mla_layer, moe_layer
-from serai.runtime.models.scratch import Scratch, ScratchShape
+from serai.runtime.models.scratch import Scratch
 from serai.runtime.models.weights import KdaWeights, Mixing, ModelWeights, MoeWeights
 
 
@@ -29,7 +29,7 @@ class KimiModel:
         self.weights = weights
         self.layout = layout
         self.max_rows = max_rows
-        self.scratch = Scratch(ScratchShape.of(config, weights), max_rows)
+        self.scratch = Scratch(config, max_rows)
         self._context = Context(config, layout, self.scratch, fast)
 
     def forward(self, batch: Batch) -> Generator[None, None, NDArray[np.float32]]:

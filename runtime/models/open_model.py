@@ -11,7 +11,7 @@ from serai.checkpoints.snapshot import Fingerprint, LatentType, StateLayout
 from serai.kernels.compile import build_id
 from serai.kernels.cpu import chosen_path
 from serai.runtime.chat import chat_format_id
-from serai.runtime.errors import BadParameter
+from serai.runtime.errors import BadParameter, SeraiError
 from serai.runtime.models.config import ModelConfig, load_config
 from serai.runtime.models.kimi import KimiModel
 from serai.runtime.models.layout import state_layout
@@ -72,8 +72,12 @@ def find_model(name: str | Path) -> FoundModel:
     path = locate_model(name)
     config = load_config(path)
     files = CheckpointFiles.open(path)
-    check_tensors(config, files)
-    tokenizer = Tokenizer.load(path, config.vocab_size) if Tokenizer.present(path) else None
+    try:
+        check_tensors(config, files)
+        tokenizer = Tokenizer.load(path, config.vocab_size) if Tokenizer.present(path) else None
+    except SeraiError:
+        files.close()
+        raise
     return FoundModel(path, config, files, find_prefix(config, files.tensors), tokenizer)
 
 

@@ -8,13 +8,14 @@ import anyio.to_thread
 
 from serai.checkpoints.snapshot import Fingerprint
 from serai.checkpoints.store import Store
+from serai.runtime.admission import Admission
 from serai.runtime.driver import Driver
 from serai.runtime.engine import Engine
 from serai.runtime.engine_thread import EngineThread
 from serai.runtime.journal import Journal
 from serai.runtime.runtime import ModelFacts, Runtime, running
 from serai.runtime.scheduler import Limits
-from serai.runtime.session import Services
+from serai.runtime.services import assemble
 from serai.runtime.state import StatePool
 from tests.runtime.scripted import LAYOUT, VOCAB, ScriptedModel
 
@@ -48,9 +49,11 @@ async def fake_runtime(
     kept = None if store is None else await anyio.to_thread.run_sync(Store.open, str(store))
     thread = EngineThread()
     pool = StatePool(LAYOUT, limit_bytes=limit_bytes, poison=True)
-    services = Services(
-        driver=Driver(Engine(model or ScriptedModel(), LAYOUT), thread, pool, limits or Limits()),
+    admission = Admission(pool)
+    services = assemble(
+        driver=Driver(Engine(model or ScriptedModel(), LAYOUT), thread, pool, admission, limits or Limits()),
         pool=pool,
+        admission=admission,
         journal=Journal(kept, fingerprint, LAYOUT),
         tokenizer=None,
         vocab_size=VOCAB,
