@@ -26,7 +26,7 @@ _MAX_WINDOW_BYTES: Final = 1 << 27
 # float32.
 _WORTH_RATIO: Final = 0.75
 _SAMPLE_PIECES: Final = 4
-_SAMPLE_PIECE_BYTES: Final = 1 << 16
+_SAMPLE_PIECE_BYTES: Final = 1 << 12
 
 
 class Codec(IntEnum):

@@ -5,7 +5,9 @@ umask allows.
 """
 
 import errno
+import fcntl
 import os
+from contextlib import suppress
 from typing import Final
 
 from serai.checkpoints.errors import StoreFailed, StoreFull
@@ -26,16 +28,36 @@ class Disk:
     def make_folder(self, name: str, *, parent: int) -> None:
         os.mkdir(name, FOLDER_MODE, dir_fd=parent)
 
-    def create(self, name: str, *, folder: int) -> int:
-        """A descriptor of a new, empty file; `FileExistsError` if anything, a symlink included, has the name."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.open(name, flags, FILE_MODE, dir_fd=folder)
+    def create(self, name: str, *, folder: int, direct: bool = False) -> int:
+        """A descriptor of a new, empty file; `FileExistsError` if anything, a symlink included, has the name.
 
-    def open(self, name: str, *, folder: int) -> int:
-        """A descriptor for reading; `OSError` if the name is missing or a symlink. Never blocks on a pipe put in its
-        place.
+        `direct` asks for transfers past the page cache and is dropped where the file system has none.
         """
-        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(name, flags, FILE_MODE, dir_fd=folder)
+        if direct:
+            self._use_direct(fd)
+        return fd
+
+    def open(self, name: str, *, folder: int, direct: bool = False) -> int:
+        """A descriptor for reading; `OSError` if the name is missing or a symlink.
+
+        Never waits for a pipe put in its place. `direct` as for `create`.
+        """
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        if direct:
+            self._use_direct(fd)
+        return fd
+
+    def _use_direct(self, fd: int) -> None:
+        with suppress(OSError):  # not offered by every file system; the page cache then serves
+            fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
+
+    def use_page_cache(self, fd: int) -> bool:
+        """Make further transfers go through the page cache; whether they did not before."""
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        return bool(flags & os.O_DIRECT)
 
     def write(self, fd: int, data: memoryview) -> int:
         return os.write(fd, data)

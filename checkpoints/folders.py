@@ -3,14 +3,13 @@
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from serai.checkpoints.disk import Disk
 from serai.checkpoints.errors import SnapshotCorrupt
-
-Buffer = bytes | bytearray | memoryview
+from serai.checkpoints.streams import DIRECT_FROM_BYTES, Buffer, Reader, aligned_buffer, write_pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +48,19 @@ class Folder:
     def sync(self) -> None:
         self.disk.fsync(self.fd)
 
-    def write_temporary(self, pieces: Iterable[Buffer], *, keep_cached: bool) -> str:
-        """Write a new file under a random name, fsync it and return the name. A failed one is removed again."""
+    def write_temporary(self, pieces: Sequence[Buffer], *, direct: bool) -> str:
+        """Write a new file under a random name, fsync it and return the name. A failed one is removed again.
+
+        `direct` keeps a large file out of the page cache.
+        """
         name = f"{secrets.token_hex(16)}.tmp"
-        fd = self.disk.create(name, folder=self.fd)
+        direct = direct and sum(memoryview(piece).nbytes for piece in pieces) >= DIRECT_FROM_BYTES
+        fd = self.disk.create(name, folder=self.fd, direct=direct)
         try:
             try:
-                for piece in pieces:
-                    self._write_all(fd, memoryview(piece).cast("B"))
+                write_pieces(self.disk, fd, pieces, direct=direct)
                 self.disk.fsync(fd)
-                if not keep_cached:
+                if direct:  # what the file system could not do directly
                     self.disk.forget_pages(fd)
             finally:
                 os.close(fd)
@@ -66,11 +68,6 @@ class Folder:
             self.remove(name)
             raise
         return name
-
-    def _write_all(self, fd: int, data: memoryview) -> None:
-        while data.nbytes:
-            written = self.disk.write(fd, data)
-            data = data[written:]
 
     def publish(self, name: str, target: "Folder", new_name: str) -> None:
         """Move a temporary file to its final name in `target`, in one step. `target.sync()` makes that durable."""
@@ -89,47 +86,20 @@ class Folder:
         return True
 
     @contextmanager
-    def reading(self, name: str, what: str) -> Iterator["Reader"]:
+    def reading(self, name: str, what: str, *, direct: bool = False) -> Iterator[Reader]:
         """A reader of a regular file; `FileNotFoundError` if missing, `SnapshotCorrupt` if it is something else."""
         try:
-            fd = self.disk.open(name, folder=self.fd)
+            fd = self.disk.open(name, folder=self.fd, direct=direct)
         except FileNotFoundError:
             raise
         except OSError as error:
             raise SnapshotCorrupt(what=what, problem=f"its file cannot be opened ({error.strerror})") from error
-        try:
+        with ExitStack() as stack:
+            stack.callback(os.close, fd)
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise SnapshotCorrupt(what=what, problem="its name belongs to something that is no regular file")
-            yield Reader(self.disk, fd, status.st_size, what)
-        finally:
-            os.close(fd)
-
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """An open regular file of `size_bytes`, read by offset."""
-
-    disk: Disk
-    fd: int
-    size_bytes: int
-    what: str
-
-    def read_into(self, view: memoryview, offset: int) -> None:
-        """Fill `view` from `offset`; `SnapshotCorrupt` if the file ends first. Short reads are continued."""
-        done = 0
-        while done < view.nbytes:
-            count = self.disk.read(self.fd, view[done:], offset + done)
-            if count == 0:
-                raise SnapshotCorrupt(
-                    what=self.what, problem=f"its file ended at byte {offset + done} of {offset + view.nbytes}"
-                )
-            done += count
-
-    def read(self, count: int, offset: int) -> bytearray:
-        data = bytearray(count)
-        self.read_into(memoryview(data), offset)
-        return data
-
-    def forget_pages(self) -> None:
-        self.disk.forget_pages(self.fd)
+            buffer = stack.enter_context(aligned_buffer()) if direct else None
+            yield Reader(self.disk, fd, status.st_size, what, buffer)
+            if direct:
+                self.disk.forget_pages(fd)

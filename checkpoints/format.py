@@ -20,7 +20,8 @@ A store is a local folder:
     24 32  BLAKE3 of bytes 0..23 and the JSON; a manifest's file name is this hash
     56  8  zero
 
-**Part**: a 128-byte header, then the payload to the end of the file.
+**Part**: a 128-byte header, the payload, and zeros to the next multiple of 4,096 bytes, where the file ends (whole
+blocks can be written past the page cache).
 
     0   8  magic b"SERAIPRT"
     8   4  format version
@@ -53,7 +54,7 @@ from typing import Final
 from blake3 import blake3
 
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
-from serai.checkpoints.folders import Reader
+from serai.checkpoints.streams import BLOCK_BYTES, Reader
 
 FORMAT_VERSION: Final = 1
 HASH_BYTES: Final = 32
@@ -101,7 +102,7 @@ def read_document(reader: Reader, kind: DocumentKind) -> Document:
         raise SnapshotCorrupt(
             what=what, problem=f"its file has {reader.size_bytes} bytes and a header takes {_DOCUMENT.size}"
         )
-    header = bytes(reader.read(_DOCUMENT.size, 0))
+    header = bytes(reader.take(_DOCUMENT.size))
     magic, version, found_kind, length, digest = _DOCUMENT.unpack(header)
     if magic != _DOCUMENT_MAGIC:
         raise SnapshotCorrupt(what=what, problem="it does not begin like a serai document")
@@ -110,7 +111,7 @@ def read_document(reader: Reader, kind: DocumentKind) -> Document:
         raise SnapshotCorrupt(
             what=what, problem=f"its header promises {length} bytes and {reader.size_bytes - _DOCUMENT.size} follow"
         )
-    body = bytes(reader.read(length, _DOCUMENT.size))
+    body = bytes(reader.take(length))
     if blake3(header[:_DOCUMENT_SEALED_BYTES]).update(body).digest() != digest or any(header[-8:]):
         raise SnapshotCorrupt(what=what, problem="its content does not match its hash")
     if found_kind != kind:
@@ -138,6 +139,11 @@ class PartHeader:
         return fields + blake3(fields).digest(_PART_CHECK_BYTES)
 
 
+def part_file_bytes(stored_bytes: int) -> int:
+    """The size of a part's file with a payload of `stored_bytes`."""
+    return -(-(PART_HEADER_BYTES + stored_bytes) // BLOCK_BYTES) * BLOCK_BYTES
+
+
 def read_part_header(reader: Reader) -> PartHeader:
     """The verified header of a part whose file has exactly the promised length."""
     what = reader.what
@@ -145,17 +151,17 @@ def read_part_header(reader: Reader) -> PartHeader:
         raise SnapshotCorrupt(
             what=what, problem=f"its file has {reader.size_bytes} bytes and a header takes {PART_HEADER_BYTES}"
         )
-    data = bytes(reader.read(PART_HEADER_BYTES, 0))
+    data = bytes(reader.take(PART_HEADER_BYTES))
     magic, version, codec, raw_bytes, stored_bytes, digest, base = _PART.unpack(data[: _PART.size])
     if magic != _PART_MAGIC:
         raise SnapshotCorrupt(what=what, problem="it does not begin like a serai part")
     _check_version(version, what)
     if blake3(data[: _PART.size]).digest(_PART_CHECK_BYTES) != data[_PART.size :]:
         raise SnapshotCorrupt(what=what, problem="its header does not match its own check sum")
-    if stored_bytes != reader.size_bytes - PART_HEADER_BYTES:
+    if reader.size_bytes != part_file_bytes(stored_bytes):
         raise SnapshotCorrupt(
             what=what,
-            problem=f"its header promises {stored_bytes} bytes and {reader.size_bytes - PART_HEADER_BYTES} follow",
+            problem=f"its file has {reader.size_bytes} bytes and {part_file_bytes(stored_bytes)} belong to its payload",
         )
     if raw_bytes > MAX_PART_BYTES:
         raise SnapshotCorrupt(

@@ -11,8 +11,16 @@ from numpy.typing import NDArray
 
 from serai.checkpoints.codec import Bytes, Codec, Packing, known_codec, pack, unpack
 from serai.checkpoints.errors import SnapshotCorrupt
-from serai.checkpoints.folders import Folder, Reader
-from serai.checkpoints.format import PART_HEADER_BYTES, PartHeader, TensorSpec, read_part_header, safetensors_header
+from serai.checkpoints.folders import Folder
+from serai.checkpoints.format import (
+    PART_HEADER_BYTES,
+    PartHeader,
+    TensorSpec,
+    part_file_bytes,
+    read_part_header,
+    safetensors_header,
+)
+from serai.checkpoints.streams import BLOCK_BYTES, Reader
 
 # A frame of zstd can be this much longer than what is in it; more is not ours.
 _FRAME_OVERHEAD_BYTES = 1024
@@ -48,13 +56,14 @@ class PartFiles:
 
     folder: Folder
     temporary: Folder
-    keep_cached: bool
+    direct: bool
 
     def write(self, content: Content, packing: Packing) -> PartHeader:
         """Write a part's file. It is durable once `sync` has been called with its hash."""
         codec, payload = pack(content.header, content.data, content.item_bytes, packing)
         header = PartHeader(codec, content.size_bytes, sum(memoryview(piece).nbytes for piece in payload), content.hash)
-        name = self.temporary.write_temporary([header.pack(), *payload], keep_cached=self.keep_cached)
+        padding = bytes(part_file_bytes(header.stored_bytes) - PART_HEADER_BYTES - header.stored_bytes)
+        name = self.temporary.write_temporary([header.pack(), *payload, padding], direct=self.direct)
         prefix, rest = _split(content.hash)
         try:
             with self.folder.child(prefix, create=True) as child:
@@ -77,6 +86,7 @@ class PartFiles:
         """The verified header of a part, or None if there is no such file."""
         try:
             with self._reading(name) as reader:
+                reader.limit_buffer(BLOCK_BYTES)
                 return read_part_header(reader)
         except FileNotFoundError:
             return None
@@ -87,8 +97,6 @@ class PartFiles:
         try:
             with self._reading(name) as reader:
                 self._read(reader, name, safetensors_header(specs), [array.reshape(-1).view(np.uint8) for array in out])
-                if not self.keep_cached:
-                    reader.forget_pages()
         except FileNotFoundError as error:
             raise SnapshotCorrupt(what=what, problem="its file is missing") from error
 
@@ -107,11 +115,13 @@ class PartFiles:
                 raise SnapshotCorrupt(
                     what=reader.what, problem=f"its payload of {head.stored_bytes} bytes is longer than its content"
                 )
-            payload = reader.read(head.stored_bytes, PART_HEADER_BYTES)
+            payload = reader.take(head.stored_bytes)
             header = unpack(codec, payload, len(expected), out, reader.what)
         digest = blake3(header)
         for piece in out:
             digest.update(piece.data)
+        if any(reader.take(reader.size_bytes - PART_HEADER_BYTES - head.stored_bytes)):
+            raise SnapshotCorrupt(what=reader.what, problem="something follows its payload")
         if digest.hexdigest() != name:
             raise SnapshotCorrupt(what=reader.what, problem="its content does not match its hash")
         if header != expected:
@@ -123,12 +133,9 @@ class PartFiles:
             raise SnapshotCorrupt(
                 what=reader.what, problem=f"{head.stored_bytes} bytes are stored for {head.raw_bytes}"
             )
-        offset = PART_HEADER_BYTES
-        header = bytes(reader.read(header_bytes, offset))
-        offset += header_bytes
+        header = bytes(reader.take(header_bytes))
         for piece in out:
-            reader.read_into(piece.data, offset)
-            offset += piece.size
+            reader.fill(piece)
         return header
 
     def take_back(self, names: Iterable[str]) -> None:
@@ -164,7 +171,10 @@ class PartFiles:
     @contextmanager
     def _reading(self, name: str) -> Iterator[Reader]:
         prefix, rest = _split(name)
-        with self.folder.child(prefix, create=False) as child, child.reading(rest, f"part {name}") as reader:
+        with (
+            self.folder.child(prefix, create=False) as child,
+            child.reading(rest, f"part {name}", direct=self.direct) as reader,
+        ):
             yield reader
 
 

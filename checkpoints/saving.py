@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from serai.checkpoints.codec import Packing
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
-from serai.checkpoints.format import PART_HEADER_BYTES, TensorSpec
+from serai.checkpoints.format import TensorSpec, part_file_bytes
 from serai.checkpoints.index import Index, PartRow
 from serai.checkpoints.manifest import Manifest, Storage, StoredAs, logits_specs, page_specs, part_bytes, state_specs
 from serai.checkpoints.parts import PartFiles, content_of
 from serai.checkpoints.quantise import from_stored, to_stored
-from serai.checkpoints.snapshot import LatentPage, PageIdentity, Snapshot
+from serai.checkpoints.snapshot import PageIdentity, Snapshot, StateLayout
+
+Allocate = Callable[[StateLayout, int], Snapshot]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -142,9 +144,9 @@ class Shelf:
             return SavedPart(row, is_new=False)
         written.append(content.hash)
         head = self.files.write(content, packing)
-        return SavedPart(PartRow(content.hash, head.raw_bytes, PART_HEADER_BYTES + head.stored_bytes), is_new=True)
+        return SavedPart(PartRow(content.hash, head.raw_bytes, part_file_bytes(head.stored_bytes)), is_new=True)
 
-    def get(self, manifest: Manifest) -> Snapshot:
+    def get(self, manifest: Manifest, allocate: Allocate) -> Snapshot:
         """The snapshot a manifest describes, every part verified; the caller has pinned them.
 
         `SnapshotCorrupt` if anything is not as written; a damaged part is remembered and written anew by the next save
@@ -152,11 +154,18 @@ class Shelf:
         """
         sized = dict(zip(manifest.parts, part_bytes(manifest), strict=True))
         _each(self.readers, self._check_size, list(sized.items()))
-        snapshot = _blank(manifest)
+        try:
+            snapshot = allocate(manifest.layout, manifest.position)
+        except (ValueError, MemoryError) as error:
+            what = f"the snapshot of node {manifest.node_id}"
+            raise SnapshotCorrupt(what=what, problem=f"there is no room for its layout ({error})") from error
+        if snapshot.layout != manifest.layout or snapshot.position != manifest.position:
+            raise ValueError(f"buffers were given for position {snapshot.position} of {snapshot.layout.describe()}")
         slots = slots_of(snapshot, manifest.storage)
         _each(self.readers, self._get, list(zip(manifest.parts, slots, strict=True)))
         for name, slot in zip(manifest.parts, slots, strict=True):
-            self._learn(slot, name)
+            if slot.stored_as is StoredAs.SAME:
+                self._learn(slot, name)
         return snapshot
 
     def _check_size(self, sized: tuple[str, int]) -> None:
@@ -173,14 +182,17 @@ class Shelf:
     def _get(self, named: tuple[str, Slot]) -> None:
         name, slot = named
         with self._noting_damage(name):
-            if slot.stored_as is StoredAs.SAME:
+            if slot.stored_as is StoredAs.SAME and all(
+                array.flags.c_contiguous for array in (slot.values, *slot.exact)
+            ):
                 self.files.read(name, slot.specs, (slot.values, *slot.exact))
                 return
-            stored = [
-                np.empty(spec.shape, _DTYPES[spec.type]) for spec in slot.specs[: len(slot.specs) - len(slot.exact)]
-            ]
-            self.files.read(name, slot.specs, (*stored, *slot.exact))
-            from_stored(stored, slot.stored_as, slot.values)
+            arrays = [np.empty(spec.shape, _DTYPES[spec.type]) for spec in slot.specs]
+            self.files.read(name, slot.specs, arrays)
+        stored = len(arrays) - len(slot.exact)
+        from_stored(arrays[:stored], slot.stored_as, slot.values)
+        for array, out in zip(arrays[stored:], slot.exact, strict=True):
+            np.copyto(out, array)
 
     @contextmanager
     def _noting_damage(self, name: str) -> Iterator[None]:
@@ -201,33 +213,6 @@ class Shelf:
         if slot.identity is not None:
             with self.index.lock:
                 self.known.setdefault(slot.identity, {})[slot.stored_as] = name
-
-
-def _blank(manifest: Manifest) -> Snapshot:
-    """A snapshot of the manifest's shapes, its arrays still to be filled. Full pages that come back exactly get an
-    identity.
-    """
-    layout, position = manifest.layout, manifest.position
-    exact = manifest.storage.latents is StoredAs.SAME
-    try:
-        return Snapshot(
-            position=position,
-            layout=layout,
-            kda=np.empty(layout.kda_shape, np.float32),
-            conv=np.empty(layout.conv_shape, np.float32),
-            pages=tuple(
-                LatentPage(
-                    np.empty((layout.mla_layers, rows, layout.latent_width), layout.latent_type.dtype),
-                    PageIdentity() if exact and rows == layout.page_tokens else None,
-                )
-                for rows in layout.page_rows(position)
-            ),
-            logits=None if position == 0 else np.empty(layout.vocab, np.float32),
-        )
-    except (ValueError, MemoryError) as error:
-        raise SnapshotCorrupt(
-            what=f"the snapshot of node {manifest.node_id}", problem=f"its layout is impossible ({error})"
-        ) from error
 
 
 def _each(pool: ThreadPoolExecutor, work: Callable[[T], R], items: Sequence[T]) -> list[R]:

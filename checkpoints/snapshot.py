@@ -151,6 +151,24 @@ def _require(name: str, array: NDArray[Any], shape: tuple[int, ...], dtype: np.d
         raise ValueError(f"{name} is {array.dtype} {list(array.shape)} where {dtype} {list(shape)} belongs")
 
 
+def new_snapshot(layout: StateLayout, position: int) -> Snapshot:
+    """A snapshot of fresh arrays with nothing meaningful in them, each full page with a new identity."""
+    return Snapshot(
+        position=position,
+        layout=layout,
+        kda=np.empty(layout.kda_shape, np.float32),
+        conv=np.empty(layout.conv_shape, np.float32),
+        pages=tuple(
+            LatentPage(
+                np.empty((layout.mla_layers, rows, layout.latent_width), layout.latent_type.dtype),
+                PageIdentity() if rows == layout.page_tokens else None,
+            )
+            for rows in layout.page_rows(position)
+        ),
+        logits=None if position == 0 else np.empty(layout.vocab, np.float32),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """What a state depends on besides its token ids. Paths and times are not part of it.

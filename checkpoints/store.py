@@ -12,7 +12,8 @@ from serai.checkpoints.format import DocumentKind, frame_document, read_document
 from serai.checkpoints.index import FileKind, PartRow, SnapshotRow
 from serai.checkpoints.manifest import LOSSLESS, Manifest, Storage
 from serai.checkpoints.reports import Erased, SaveReport, Sizes, SnapshotInfo
-from serai.checkpoints.snapshot import Fingerprint, Snapshot
+from serai.checkpoints.saving import Allocate
+from serai.checkpoints.snapshot import Fingerprint, Snapshot, new_snapshot
 from serai.checkpoints.tree import Tree
 
 DEFAULT_THREADS: Final = 4
@@ -126,13 +127,16 @@ class Store(Tree):
                 self._index.add_snapshot(row, parts)
         return len(document.data)
 
-    def load(self, node_id: str, fingerprint: Fingerprint | None = None) -> Snapshot:
+    def load(
+        self, node_id: str, fingerprint: Fingerprint | None = None, *, allocate: Allocate = new_snapshot
+    ) -> Snapshot:
         """A node's state, every byte verified: all of it or an error, and nothing else changes.
 
         With `fingerprint`, `ModelMismatch` names the model fields in which it differs from the stored one; None is the
         explicit override. That `build` or `simd` differ is for the caller to see in `snapshot_info` and to decide upon.
-        `SessionGone` for an unknown node, `SnapshotMissing` without a snapshot, `SnapshotCorrupt` or `FormatUnknown` if
-        it cannot be read.
+        `allocate(layout, position)` may give arrays of the caller's own to fill, as a snapshot of anything; after an
+        error their content is nothing. `SessionGone` for an unknown node, `SnapshotMissing` without a snapshot,
+        `SnapshotCorrupt` or `FormatUnknown` if it cannot be read.
         """
         with self._doing(f"loading node {node_id}"):
             with self._pins.held() as pin:
@@ -141,7 +145,7 @@ class Store(Tree):
                     for name in entry.parts:
                         pin(name)
                 _check_fingerprint(entry, fingerprint)
-                snapshot = self._shelf.get(entry)
+                snapshot = self._shelf.get(entry, allocate)
             with self._index.change():
                 self._index.touch(node_id, self._now())
             self._sweep()

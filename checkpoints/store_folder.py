@@ -36,7 +36,7 @@ class StoreFolder:
             undo.callback(writers.shutdown)
             readers = ThreadPoolExecutor(threads, "serai-store-load")
             undo.callback(readers.shutdown)
-            self._files = PartFiles(self._folders.parts, self._folders.temporary, keep_cached)
+            self._files = PartFiles(self._folders.parts, self._folders.temporary, direct=not keep_cached)
             self._pins = Pins(self._index)
             self._shelf = Shelf(self._files, self._index, self._pins, writers, readers)
             self._closed = False
@@ -76,7 +76,7 @@ class StoreFolder:
 
     def _write_file(self, data: bytes, folder: Folder, name: str) -> None:
         """Write a whole file durably under its final name."""
-        temporary = self._folders.temporary.write_temporary([data], keep_cached=True)
+        temporary = self._folders.temporary.write_temporary([data], direct=False)
         self._folders.temporary.publish(temporary, folder, name)
         with self._taking_back(folder, name):
             folder.sync()

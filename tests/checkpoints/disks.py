@@ -19,9 +19,9 @@ class TracingDisk(Disk):
         target = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115
         return target.rsplit("/", 1)[-1]
 
-    def create(self, name: str, *, folder: int) -> int:
+    def create(self, name: str, *, folder: int, direct: bool = False) -> int:
         self.calls.append(("create", name))
-        return super().create(name, folder=folder)
+        return super().create(name, folder=folder, direct=direct)
 
     def write(self, fd: int, data: memoryview) -> int:
         self.calls.append(("write", self._name(fd)))
@@ -64,9 +64,9 @@ class FailingDisk(Disk):
                 raise OSError(self.code, os.strerror(self.code))
             self.left -= 1
 
-    def create(self, name: str, *, folder: int) -> int:
+    def create(self, name: str, *, folder: int, direct: bool = False) -> int:
         self._maybe("create")
-        return super().create(name, folder=folder)
+        return super().create(name, folder=folder, direct=direct)
 
     def write(self, fd: int, data: memoryview) -> int:
         self._maybe("write")
@@ -94,13 +94,13 @@ class WaitingDisk(Disk):
         self.go = threading.Event()
         self.armed = False
 
-    def create(self, name: str, *, folder: int) -> int:
+    def create(self, name: str, *, folder: int, direct: bool = False) -> int:
         if self.armed and self.skip == 0:
             self.reached.set()
             assert self.go.wait(30)
         elif self.armed:
             self.skip -= 1
-        return super().create(name, folder=folder)
+        return super().create(name, folder=folder, direct=direct)
 
 
 def eventually(thread: threading.Thread, work: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ from safetensors.numpy import load as load_safetensors
 from serai.checkpoints import NodeRecord, Packing, Store, jsonio
 from serai.checkpoints.codec import Codec
 from serai.checkpoints.errors import FormatUnknown, SeraiError, SnapshotCorrupt
-from serai.checkpoints.format import PART_HEADER_BYTES, DocumentKind, PartHeader, frame_document
+from serai.checkpoints.format import PART_HEADER_BYTES, DocumentKind, PartHeader, frame_document, part_file_bytes
 from tests.checkpoints.samples import FINGERPRINT, LAYOUT, make_node, make_snapshot, same_bits, saved
 
 STATE = make_snapshot(11, smooth=True)
@@ -56,7 +56,13 @@ def rewrite_payload(
 ) -> None:
     """Put another payload behind a header whose lengths and check sum are right."""
     raw = int.from_bytes(file.read_bytes()[16:24], "little") if raw_bytes is None else raw_bytes
-    file.write_bytes(PartHeader(codec, raw, len(payload), part_hash(file)).pack() + payload)
+    data = PartHeader(codec, raw, len(payload), part_hash(file)).pack() + payload
+    file.write_bytes(data + bytes(part_file_bytes(len(payload)) - len(data)))
+
+
+def payload_of(file: Path) -> bytes:
+    data = file.read_bytes()
+    return data[PART_HEADER_BYTES : PART_HEADER_BYTES + int.from_bytes(data[24:32], "little")]
 
 
 @pytest.mark.parametrize(
@@ -79,9 +85,7 @@ def test_a_frame_that_is_not_exactly_the_one_written_is_refused(
     folder, node = packed
     for file in part_files(folder):
         data = file.read_bytes()
-        if len(data) < 200:
-            continue
-        payload = change(data[PART_HEADER_BYTES:])
+        payload = change(payload_of(file))
         if honest_length:
             rewrite_payload(file, payload)
         else:
@@ -109,7 +113,7 @@ def test_frames_without_a_content_size_are_read(packed: tuple[Path, NodeRecord])
     folder, node = packed
     for file in part_files(folder):
         data = file.read_bytes()
-        raw = zstandard.ZstdDecompressor().decompress(data[PART_HEADER_BYTES:])
+        raw = zstandard.ZstdDecompressor().decompress(payload_of(file))
         writer = zstandard.ZstdCompressor(level=3).compressobj()
         frame = writer.compress(raw[:100]) + writer.compress(raw[100:]) + writer.flush()
         assert zstandard.get_frame_parameters(frame).content_size == zstandard.CONTENTSIZE_UNKNOWN
@@ -123,7 +127,7 @@ def test_parts_are_safetensors_in_zstd(packed: tuple[Path, NodeRecord]) -> None:
     folder, _ = packed
     found = []
     for file in part_files(folder):
-        frame = file.read_bytes()[PART_HEADER_BYTES:]
+        frame = payload_of(file)
         raw = zstandard.ZstdDecompressor().stream_reader(frame).read()
         header = 8 + int.from_bytes(raw[:8], "little")
         planes = np.frombuffer(raw[header:], np.uint8).reshape(4, -1)
@@ -300,3 +304,13 @@ def test_nothing_of_a_pipe_or_device_is_read(packed: tuple[Path, NodeRecord]) ->
     file.unlink()
     subprocess.run(["mkfifo", str(file)], check=True)
     assert "no regular file" in str(refused(folder, node))
+
+
+def test_what_follows_a_payload_in_its_last_block_is_refused(packed: tuple[Path, NodeRecord]) -> None:
+    """B67: the zeros that fill the last block are zeros."""
+    folder, node = packed
+    file = part_files(folder)[0]
+    data = bytearray(file.read_bytes())
+    data[-1] = 1
+    file.write_bytes(data)
+    assert "something follows its payload" in str(refused(folder, node))

@@ -166,7 +166,6 @@ def test_smaller_types_are_recorded_and_close(tmp_path: Path, kind: StoredAs, la
         assert store.snapshot_info(node.id).storage == storage
         assert storage.lossy
         loaded = store.load(node.id)
-        assert all(page.identity is None for page in loaded.pages) or latent_type is LatentType.BFLOAT16
         limit = np.max(np.abs(state.kda)) / (256 if kind is StoredAs.BFLOAT16 else 254)
         assert np.max(np.abs(loaded.kda - state.kda)) <= limit * 1.001
         assert np.array_equal(loaded.conv, state.conv)

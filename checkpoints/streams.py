@@ -1,0 +1,142 @@
+"""Whole files written and read from front to back, past the page cache where the file system allows.
+
+Direct transfers move whole blocks between the disk and an aligned buffer of ours; large parts go this way, because the
+page cache belongs to the weights, and because a copy less is what keeps up with the disk. Wherever a file system, or a
+transfer that stopped in the middle of a block, does not allow it, the rest goes through the page cache.
+"""
+
+import errno
+import mmap
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.checkpoints.disk import Disk
+from serai.checkpoints.errors import SnapshotCorrupt
+
+Buffer = bytes | bytearray | memoryview
+
+BLOCK_BYTES: Final = 4096
+# A page of K3's latents in one write: with 1 MiB, growing the file four times over took a third more time.
+BUFFER_BYTES: Final = 1 << 22
+DIRECT_FROM_BYTES: Final = 1 << 18
+
+_free: list[NDArray[np.uint8]] = []
+_free_lock: Final = threading.Lock()
+
+
+@contextmanager
+def aligned_buffer() -> Iterator[NDArray[np.uint8]]:
+    """A page-aligned uint8 buffer of `BUFFER_BYTES` for this block alone, taken from those given back before."""
+    with _free_lock:
+        buffer = _free.pop() if _free else None
+    if buffer is None:
+        buffer = np.frombuffer(mmap.mmap(-1, BUFFER_BYTES), np.uint8)
+    try:
+        yield buffer
+    finally:
+        with _free_lock:
+            _free.append(buffer)
+
+
+def write_pieces(disk: Disk, fd: int, pieces: Iterable[Buffer], *, direct: bool) -> None:
+    """Write all pieces one after the other into a new file; short writes are continued.
+
+    A direct write needs them to be whole blocks in all (ValueError): cutting off the rest of a last block afterwards
+    would cost as much again as writing it.
+    """
+    if not direct:
+        for piece in pieces:
+            _write_all(disk, fd, memoryview(piece).cast("B"))
+        return
+    with aligned_buffer() as buffer:
+        filled = 0
+        for piece in pieces:
+            rest = np.frombuffer(piece, np.uint8) if memoryview(piece).nbytes else buffer[:0]
+            while rest.size:
+                count = min(buffer.size - filled, rest.size)
+                buffer[filled : filled + count] = rest[:count]
+                filled += count
+                rest = rest[count:]
+                if filled == buffer.size:
+                    _write_all(disk, fd, buffer.data)
+                    filled = 0
+        if filled % BLOCK_BYTES:
+            raise ValueError(f"a direct write ends {filled % BLOCK_BYTES} bytes into a block")
+        _write_all(disk, fd, buffer[:filled].data)
+
+
+def _write_all(disk: Disk, fd: int, data: memoryview) -> None:
+    while data.nbytes:
+        try:
+            written = disk.write(fd, data)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not disk.use_page_cache(fd):
+                raise
+            continue
+        if written % BLOCK_BYTES:
+            disk.use_page_cache(fd)
+        data = data[written:]
+
+
+class Reader:
+    """An open regular file of `size_bytes`, read once from front to back."""
+
+    def __init__(self, disk: Disk, fd: int, size_bytes: int, what: str, buffer: NDArray[np.uint8] | None) -> None:
+        """With an aligned `buffer` the descriptor was opened for direct reads."""
+        self.size_bytes: Final = size_bytes
+        self.what: Final = what
+        self._disk = disk
+        self._fd = fd
+        self._buffer = buffer
+        self._start = self._end = 0  # what is in the buffer and not taken yet
+        self._offset = 0  # of the next byte to read from the file
+
+    def take(self, count: int) -> bytearray:
+        """The next `count` bytes; `SnapshotCorrupt` if the file ends first."""
+        data = bytearray(count)
+        self.fill(np.frombuffer(data, np.uint8) if count else np.empty(0, np.uint8))
+        return data
+
+    def fill(self, out: NDArray[np.uint8]) -> None:
+        """Fill `out` with the next bytes; `SnapshotCorrupt` if the file ends first. Short reads are continued."""
+        if self._buffer is None:
+            self._read_at_least(out, out.size)
+            return
+        while out.size:
+            if self._start == self._end:
+                # Whole blocks until the file's end, at which a direct read stops short by itself.
+                wanted = min(self._buffer.size, self.size_bytes - self._offset)
+                self._start, self._end = 0, wanted
+                blocks = -(-wanted // BLOCK_BYTES) * BLOCK_BYTES
+                self._read_at_least(self._buffer[:blocks], max(wanted, 1))
+            count = min(out.size, self._end - self._start)
+            out[:count] = self._buffer[self._start : self._start + count]
+            self._start += count
+            out = out[count:]
+
+    def limit_buffer(self, count: int) -> None:
+        """Read at most `count` bytes, a whole number of blocks, at a time."""
+        if self._buffer is not None:
+            self._buffer = self._buffer[:count]
+
+    def _read_at_least(self, out: NDArray[np.uint8], count: int) -> None:
+        done = 0
+        while done < count:
+            try:
+                got = self._disk.read(self._fd, out[done:].data, self._offset)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self._disk.use_page_cache(self._fd):
+                    raise
+                continue
+            if got == 0:
+                promised = self._offset + count - done
+                raise SnapshotCorrupt(what=self.what, problem=f"its file ended at byte {self._offset} of {promised}")
+            if got % BLOCK_BYTES and done + got < count:
+                self._disk.use_page_cache(self._fd)
+            done += got
+            self._offset += got
