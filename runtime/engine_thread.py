@@ -47,7 +47,8 @@ class EngineThread:
 
         self._jobs.put(job)
         with anyio.CancelScope(shield=True):
-            return await done
+            await asyncio.wait([done])
+        return done.result()
 
     def close(self) -> None:
         """Let the thread end after the jobs it already has, and wait for it."""

@@ -1,7 +1,7 @@
 """`open_runtime`: from a model's name to a runtime in which sessions live."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +16,12 @@ from serai.runtime.byte_sizes import parse_bytes
 from serai.runtime.driver import Driver
 from serai.runtime.engine import Engine
 from serai.runtime.engine_thread import EngineThread
+from serai.runtime.errors import BadParameter
 from serai.runtime.journal import Journal
 from serai.runtime.memory_limits import default_budget
 from serai.runtime.memory_plan import check_budget, plan_memory
 from serai.runtime.models.open_model import FoundModel, LoadedModel, Precision, find_model, load_model
+from serai.runtime.models.scratch import kernel_scratch_bytes
 from serai.runtime.runtime import ModelFacts, Runtime, running
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import assemble
@@ -59,53 +61,82 @@ async def open_runtime(
     """
     chosen = Precision.parse(precision)
     budget_bytes = default_budget().budget_bytes if budget is None else parse_bytes(budget)
-    found = await anyio.to_thread.run_sync(find_model, model)
-    plan = plan_memory(found.config, found.files, context_tokens=LEAST_CONTEXT_TOKENS, step_rows=Limits().step_rows)
-    check_budget(plan, budget_bytes, chosen.latents)
-    kept = None if store is None else await anyio.to_thread.run_sync(Store.open, str(store))
-    thread = EngineThread()
-    try:
-        loaded = await thread.call(_load, found, chosen, threads, progress)
-        facts = ModelFacts(
-            name=found.name,
-            precision=chosen.value,
-            config=found.config,
-            model_bytes=loaded.model.weights.bytes,
-            scratch_bytes=loaded.model.scratch.bytes,
-            budget_bytes=budget_bytes,
-        )
-        pool = StatePool(loaded.layout, limit_bytes=budget_bytes - facts.model_bytes - facts.scratch_bytes)
-        admission = Admission(pool)
-        services = assemble(
-            driver=Driver(Engine(loaded.model, loaded.layout), thread, pool, admission, Limits()),
-            pool=pool,
-            admission=admission,
-            journal=Journal(kept, loaded.fingerprint, loaded.layout),
-            tokenizer=found.tokenizer,
-            vocab_size=found.config.vocab_size,
-            max_positions=found.config.max_positions,
-            stop_ids=frozenset(found.config.eos_ids),
-        )
-        async with running(Runtime(services, facts), services.driver) as runtime:
-            yield runtime
-    finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(thread.close)
-            if kept is not None:
-                await anyio.to_thread.run_sync(kept.close)
-        found.files.close()
+    if threads is not None:
+        if threads < 1:
+            raise BadParameter(f"threads is {threads}, but must be at least 1")
+        set_threads(threads)
+    async with AsyncExitStack() as stack:
+        found = await anyio.to_thread.run_sync(find_model, model)
+        stack.callback(found.files.close)
+        _check(found, chosen, budget_bytes)
+        kept: Store | None = None
+        if store is not None:
+            kept = await anyio.to_thread.run_sync(Store.open, str(store))
+            stack.push_async_callback(_in_thread, kept.close)
+        thread = EngineThread()
+        stack.push_async_callback(_in_thread, thread.close)
+        loaded = await thread.call(_load, found, chosen, progress)
+        runtime = _wire(found, loaded, thread, kept, chosen, budget_bytes)
+        yield await stack.enter_async_context(running(runtime))
 
 
-def _load(
-    found: FoundModel, precision: Precision, threads: int | None, progress: Callable[[Opening], None] | None
-) -> LoadedModel:
+def _check(found: FoundModel, precision: Precision, budget_bytes: int) -> None:
+    """Refuse a budget that can't hold the model and one session."""
+    plan = plan_memory(
+        found.config,
+        found.files,
+        context_tokens=LEAST_CONTEXT_TOKENS,
+        step_rows=Limits().step_rows,
+        kernel_scratch_bytes=kernel_scratch_bytes(found.config),
+    )
+    check_budget(plan, budget_bytes, precision.latents)
+
+
+def _wire(
+    found: FoundModel,
+    loaded: LoadedModel,
+    thread: EngineThread,
+    store: Store | None,
+    precision: Precision,
+    budget_bytes: int,
+) -> Runtime:
+    """The runtime over a loaded model: what the model leaves of the budget is for sessions."""
+    facts = ModelFacts(
+        name=found.name,
+        precision=precision.value,
+        config=found.config,
+        model_bytes=loaded.model.weights.bytes,
+        scratch_bytes=loaded.model.scratch.bytes,
+        budget_bytes=budget_bytes,
+    )
+    pool = StatePool(loaded.layout, limit_bytes=budget_bytes - facts.model_bytes - facts.scratch_bytes)
+    admission = Admission(pool)
+    services = assemble(
+        driver=Driver(Engine(loaded.model, loaded.layout), thread, pool, admission, Limits()),
+        pool=pool,
+        admission=admission,
+        journal=Journal(store, loaded.fingerprint, loaded.layout),
+        tokenizer=found.tokenizer,
+        vocab_size=found.config.vocab_size,
+        max_positions=found.config.max_positions,
+        stop_ids=frozenset(found.config.eos_ids),
+    )
+    return Runtime(services, facts)
+
+
+async def _in_thread(function: Callable[[], None]) -> None:
+    """Call something that blocks, even while the task is being cancelled."""
+    with anyio.CancelScope(shield=True):
+        await anyio.to_thread.run_sync(function)
+
+
+def _load(found: FoundModel, precision: Precision, progress: Callable[[Opening], None] | None) -> LoadedModel:
     """Compile (or load) the kernels and read the weights; runs on the engine thread."""
 
     def tell(stage: str, done: int, total: int) -> None:
         if progress is not None:
             progress(Opening(stage, done, total))
 
-    set_threads(threads)
     kernels.warm(lambda step: tell("kernels", step.done, step.total))
     return load_model(
         found, precision, max_rows=Limits().step_rows, progress=lambda done, total: tell("weights", done, total)

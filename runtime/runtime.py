@@ -12,7 +12,7 @@ from serai.checkpoints.names import new_id
 from serai.checkpoints.nodes import NodeKind
 from serai.runtime.chat import ChatFormat, Message, chat_format_for
 from serai.runtime.conversation import Chat
-from serai.runtime.driver import Counters, Driver
+from serai.runtime.driver import Counters
 from serai.runtime.errors import SeraiError, SessionBusy, ShuttingDown
 from serai.runtime.holding import Holding
 from serai.runtime.journal import Point
@@ -189,14 +189,19 @@ class Runtime:
             ),
         )
 
-    async def close_sessions(self) -> None:
-        """End every live session; what was durable stays durable."""
+    async def drive(self) -> None:
+        """Execute the sessions' steps until `close`; `running` gives it a task."""
+        await self._services.driver.run()
+
+    async def close(self) -> None:
+        """End every live session and take no more work; what was durable stays durable."""
         self._closing = True
         for session in list(self._services.live.values()):
             try:
                 await session.close()
             except SessionBusy:
                 session.discard()
+        self._services.driver.close()
 
     def _chat_format(self) -> ChatFormat:
         tokenizer, config = self._services.need_tokenizer(), self.facts.config
@@ -208,13 +213,12 @@ class Runtime:
 
 
 @asynccontextmanager
-async def running(runtime: Runtime, driver: Driver) -> AsyncIterator[Runtime]:
+async def running(runtime: Runtime) -> AsyncIterator[Runtime]:
     """Drive the runtime's steps for the length of the block, and end its sessions after it."""
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(driver.run)
+        tasks.start_soon(runtime.drive)
         try:
             yield runtime
         finally:
             with anyio.CancelScope(shield=True):
-                await runtime.close_sessions()
-            driver.close()
+                await runtime.close()

@@ -29,7 +29,7 @@ class KimiModel:
         self.weights = weights
         self.layout = layout
         self.max_rows = max_rows
-        self.scratch = Scratch(config, max_rows)
+        self.scratch = Scratch(config, max_rows, fast=fast)
         self._context = Context(config, layout, self.scratch, fast)
 
     def forward(self, batch: Batch) -> Generator[None, None, NDArray[np.float32]]:

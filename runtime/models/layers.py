@@ -8,9 +8,11 @@ from numpy.typing import NDArray
 
 from serai.checkpoints.snapshot import StateLayout
 from serai.kernels.kda import kda
+from serai.kernels.latents import store_latents
 from serai.kernels.matmul import matmul
-from serai.kernels.mla import attend, store_latents
+from serai.kernels.mla import attend
 from serai.kernels.moe import activate, combine, experts, group, route
+from serai.kernels.norms import add as add_rows
 from serai.kernels.norms import rms_norm, sigmoid_gate
 from serai.runtime.models.batch import Batch
 from serai.runtime.models.config import ModelConfig
@@ -115,12 +117,13 @@ def mla_layer(
 
     pages = (batch.seg_start, batch.seg_pos, batch.page_addr, batch.page_start, context.layout.page_tokens)
     offset = index * context.layout.page_tokens * width
-    bfloat16 = context.layout.latent_type.dtype.itemsize == 2
+    size = context.layout.latent_type.dtype.itemsize
     store_latents(
-        projected, columns["latent"], weights.kv_norm, config.latent_norm_eps, *pages, offset, width, bfloat16
+        projected, columns["latent"], weights.kv_norm, config.latent_norm_eps, shape.rope_dim, *pages, offset, size
     )
     latents = scratch.view("mixed", rows, shape.heads * lora)
-    attend(absorbed, shape.query_dim**-0.5, shape.heads, lora, width, *pages, offset, bfloat16, latents)
+    scale = shape.query_dim**-0.5
+    attend(absorbed, scale, shape.heads, lora, shape.rope_dim, *pages, offset, size, latents, scratch.mla)
     values = scratch.view("second", rows, shape.heads * shape.v_dim)
     matmul(latents, 0, weights.value_up, values, 0, x_stride=lora, out_stride=shape.v_dim)
     if shape.output_gate:
@@ -137,7 +140,7 @@ def dense_layer(
     projected = context.scratch.view("projected", rows, weights.gate_up.width)
     matmul(normed, 0, weights.gate_up.matrix, projected, 0)
     inner = context.scratch.view("wide", rows, weights.down.cols)
-    activate(projected, columns["gate"], columns["up"], weights.down.cols, context.activation, inner, 0)
+    activate(projected, columns["gate"], columns["up"], weights.down.cols, context.config.activation, inner, 0)
     matmul(inner, 0, weights.down, running, 0, add=True)
 
 
@@ -168,16 +171,15 @@ def moe_layer(context: Context, weights: MoeWeights, normed: NDArray[np.float32]
     routed = scratch.view("mixed", rows, moe.latent)
     _routed_experts(context, weights, source, column, picks, pick_weights, routed)
     if weights.latent_up is None:
-        add_rows(running, routed)
+        add_rows(running, routed, running)
     else:
         if weights.latent_norm is not None:
             rms_norm(routed, 0, moe.latent, weights.latent_norm, context.config.rms_norm_eps, routed, 0)
         matmul(routed, 0, weights.latent_up, running, 0, add=True)
     if weights.shared_down is not None:
         inner = scratch.view("wide", rows, moe.shared_inner)
-        activate(
-            projected, columns["shared_gate"], columns["shared_up"], moe.shared_inner, context.activation, inner, 0
-        )
+        gate, up = columns["shared_gate"], columns["shared_up"]
+        activate(projected, gate, up, moe.shared_inner, context.config.activation, inner, 0)
         matmul(inner, 0, weights.shared_down, running, 0, add=True)
 
 
@@ -191,7 +193,7 @@ def _routed_experts(
     routed: NDArray[np.float32],
 ) -> None:
     """The weighted sum of each row's experts, in ascending expert id, into `routed` `[rows, latent]`."""
-    scratch, rows = context.scratch, len(picks)
+    scratch = context.scratch
     found = group(picks, len(weights.addresses), scratch.distinct, scratch.starts, scratch.pairs)
     chosen = scratch.distinct[:found]
     pairs = picks.size
@@ -205,7 +207,7 @@ def _routed_experts(
         scratch.starts[: found + 1],
         scratch.pairs[:pairs],
         picks.shape[1],
-        context.activation,
+        context.config.activation,
         inner,
         each,
         fast=context.fast,

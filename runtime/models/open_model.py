@@ -8,7 +8,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from serai.checkpoints.snapshot import Fingerprint, LatentType, StateLayout
-from serai.kernels.compile import build_id
+from serai.kernels.cache import build_id
 from serai.kernels.cpu import chosen_path
 from serai.runtime.chat import chat_format_id
 from serai.runtime.errors import BadParameter, SeraiError

@@ -5,20 +5,24 @@ from numpy.typing import NDArray
 
 from serai.kernels.kda import kda_scratch_floats
 from serai.kernels.matrix import aligned
+from serai.kernels.mla import mla_scratch_floats
+from serai.kernels.quantize import Quantized
 from serai.kernels.threads import threads
-from serai.runtime.models.config import ModelConfig
+from serai.runtime.models.config import ExpertFormat, ModelConfig
 from serai.runtime.models.scratch_shape import ScratchShape
 
 
 def kernel_scratch_bytes(config: ModelConfig) -> int:
     """Bytes that the compute threads keep for themselves."""
-    return 4 * kda_scratch_floats(config.kda.head_dim, threads())
+    mla = config.mla
+    floats = kda_scratch_floats(config.kda.head_dim, threads())
+    return 4 * (floats + mla_scratch_floats(mla.kv_lora_rank, mla.rope_dim, threads()))
 
 
 class Scratch:
     """Flat buffers handed out as `[rows, width]` views, so that every product is contiguous."""
 
-    def __init__(self, config: ModelConfig, max_rows: int) -> None:
+    def __init__(self, config: ModelConfig, max_rows: int, *, fast: bool) -> None:
         shape = self._shape = ScratchShape.of(config)
         pairs = max_rows * shape.picks
         widths = {
@@ -37,13 +41,19 @@ class Scratch:
         self.pairs = np.empty(pairs, dtype=np.int32)
         self.distinct = np.empty(shape.distinct(max_rows), dtype=np.int32)
         self.starts = np.empty(shape.starts(max_rows), dtype=np.int32)
-        self.kda = aligned(kernel_scratch_bytes(config) // 4, np.float32)
+        kda, mla, moe = config.kda, config.mla, config.moe
+        self.kda = aligned(kda_scratch_floats(kda.head_dim, threads()), np.float32)
+        self.mla = aligned(mla_scratch_floats(mla.kv_lora_rank, mla.rope_dim, threads()), np.float32)
+        # 8-bit activations: the rows as the experts read them, and every pair's inner activations.
+        self.quantised: tuple[Quantized, Quantized] | None = None
+        if moe is not None and config.expert_format is ExpertFormat.MXFP4 and fast:
+            self.quantised = Quantized.empty(max_rows, moe.latent), Quantized.empty(pairs, moe.inner)
 
     @property
     def bytes(self) -> int:
         """Bytes of all buffers together."""
-        arrays = [*self._floats.values(), self._picks, self.pairs, self.distinct, self.starts, self.kda]
-        return sum(array.nbytes for array in arrays)
+        arrays = [*self._floats.values(), self._picks, self.pairs, self.distinct, self.starts, self.kda, self.mla]
+        return sum(one.nbytes for one in [*arrays, *(self.quantised or ())])
 
     def view(self, name: str, rows: int, width: int) -> NDArray[np.float32]:
         """Buffer `name` as float32 `[rows, width]`; what it holds is unknown."""

@@ -1,4 +1,4 @@
-"""How wide the working memory of a step must be, from the model's configuration alone: one statement for plan and engine."""
+"""How wide the working memory of a step must be, from the configuration alone: one statement for plan and engine."""
 
 from dataclasses import dataclass
 

@@ -62,7 +62,7 @@ async def fake_runtime(
     )
     facts = ModelFacts("scripted", "exact", None, 0, 0, limit_bytes or 0)
     try:
-        async with running(Runtime(services, facts), services.driver) as runtime:
+        async with running(Runtime(services, facts)) as runtime:
             yield runtime
         assert pool.live_bytes == 0, "every buffer came back"
     finally:

@@ -8,10 +8,10 @@ import pytest
 from serai.checkpoints.snapshot import LatentType
 from serai.runtime.errors import BadParameter, BudgetTooSmall, WeightsInvalid
 from serai.runtime.memory_plan import MemoryPlan, check_budget, plan_memory, sessions_that_fit
-from serai.runtime.memory_scratch import scratch_bytes, scratch_floats_per_row
 from serai.runtime.memory_weights import expert_record_bytes, held_bytes
 from serai.runtime.models.config import ModelConfig, load_config, parse_config
 from serai.runtime.models.safetensors_files import CheckpointFiles
+from serai.runtime.models.scratch_shape import ScratchShape
 from serai.runtime.models.tensor_table import expert_tensors, trunk_tensors
 from tests.runtime.models.small_checkpoints import (
     DATA,
@@ -209,14 +209,14 @@ def test_sizes_below_one_are_refused() -> None:
 
 
 def test_scratch_grows_with_the_rows_and_holds_every_experts_output() -> None:
+    shape = ScratchShape.of(K3)
     lists = (1 + 2 * 16, 1 + 2 * 896)  # 512 rows reach every expert of a layer
-    assert scratch_bytes(K3, 512) - 4 * lists[1] == 512 * (scratch_bytes(K3, 1) - 4 * lists[0])
+    assert shape.bytes_for(512) - 4 * lists[1] == 512 * (shape.bytes_for(1) - 4 * lists[0])
     assert plan_memory(K3, kernel_scratch_bytes=99).scratch_bytes == plan_memory(K3).scratch_bytes + 99
-    parts = scratch_floats_per_row(K3)
-    assert parts["experts"] == 16 * (3072 + 3584)
-    assert parts["residual_blocks"] == 9 * 7168, "8 blocks and the running sum"
-    assert parts["projected"] == 2 * 33_792, "the dense layer is the widest"
-    assert scratch_floats_per_row(LINEAR)["residual_blocks"] == 2304
+    assert (shape.picks, shape.expert_inner, shape.expert_out) == (16, 3072, 3584)
+    assert shape.blocks == 9, "8 blocks and the running sum"
+    assert shape.projected == 2 * 33_792, "the dense layer is the widest"
+    assert ScratchShape.of(LINEAR).blocks == 1
 
 
 def test_loaded_tensors_are_counted_as_they_are_held() -> None:
