@@ -158,6 +158,15 @@ class SlotTable:
         free = slots[(self._pins[slots] == 0) & (self._states[slots] == SlotState.IN_USE)]
         self._states[free] = SlotState.READY
 
+    def is_pinned(self, slot: int) -> bool:
+        """Whether somebody uses the slot or waits for it."""
+        return bool(self._pins[slot])
+
+    def loading_guesses(self, layer: int) -> NDArray[np.int64]:
+        """Slots being filled on a guess that `layer` will need them."""
+        loading = self._guessed & (self._states == SlotState.LOADING)
+        return np.flatnonzero(loading & (self._key_of // self.experts == self._place[layer]))
+
     def expert_in(self, slot: int) -> tuple[int, int] | None:
         """The layer and id of the expert a slot holds or is loading."""
         key = int(self._key_of[slot])
