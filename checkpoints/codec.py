@@ -36,17 +36,21 @@ class Codec(IntEnum):
     ZSTD = 1
     ZSTD_PLANES_2 = 2
     ZSTD_PLANES_4 = 3
+    ZSTD_DELTA_4 = 4
 
 
 class Packing(Enum):
-    """How hard to pack: `AUTO` only where a sample says it pays, `SMALL` always, `NONE` never. All are lossless."""
+    """How hard to pack: `AUTO` where a sample says it pays, `SMALL` always, `NONE` never. All are lossless.
+
+    `SMALL` also tries the difference to the parent's state.
+    """
 
     AUTO = "auto"
     SMALL = "small"
     NONE = "none"
 
 
-_PLANES: Final = {Codec.ZSTD: 1, Codec.ZSTD_PLANES_2: 2, Codec.ZSTD_PLANES_4: 4}
+_PLANES: Final = {Codec.ZSTD: 1, Codec.ZSTD_PLANES_2: 2, Codec.ZSTD_PLANES_4: 4, Codec.ZSTD_DELTA_4: 4}
 _BY_ITEM_BYTES: Final = {1: Codec.ZSTD, 2: Codec.ZSTD_PLANES_2, 4: Codec.ZSTD_PLANES_4}
 
 
@@ -60,23 +64,31 @@ def known_codec(number: int, what: str) -> Codec:
 
 
 def pack(
-    header: bytes, data: Sequence[Bytes], item_bytes: int, packing: Packing
+    header: bytes, data: Sequence[Bytes], item_bytes: int, packing: Packing, base: Sequence[Bytes] | None = None
 ) -> tuple[Codec, list[bytes | memoryview]]:
     """The codec chosen for a part and its payload.
 
     `header` is the safetensors header, `data` the bytes of its tensors (uint8 `[n]` each), `item_bytes` the size of one
-    number. The payload may refer to `data` itself.
+    number, `base` the bytes of an earlier part of the same tensors. The payload may refer to `data` itself.
     """
     stored: list[bytes | memoryview] = [header, *(piece.data for piece in data)]
     size = sum(piece.size for piece in data)
     if packing is Packing.NONE or size == 0 or (packing is Packing.AUTO and not _pays(data, item_bytes)):
         return Codec.STORED, stored
-    codec = _BY_ITEM_BYTES[item_bytes]
-    raw = np.empty(len(header) + size, np.uint8)
+    codec, frame = _BY_ITEM_BYTES[item_bytes], _zstd_planes(header, data, item_bytes)
+    if base is not None and item_bytes == _PLANES[Codec.ZSTD_DELTA_4]:
+        changed = [np.bitwise_xor(piece, before) for piece, before in zip(data, base, strict=True)]
+        delta = _zstd_planes(header, changed, item_bytes)
+        if len(delta) < len(frame):
+            codec, frame = Codec.ZSTD_DELTA_4, delta
+    return (codec, [frame]) if len(frame) < len(header) + size else (Codec.STORED, stored)
+
+
+def _zstd_planes(header: bytes, data: Sequence[Bytes], item_bytes: int) -> bytes:
+    raw = np.empty(len(header) + sum(piece.size for piece in data), np.uint8)
     raw[: len(header)] = np.frombuffer(header, np.uint8)
     _split_planes(data, item_bytes, raw[len(header) :])
-    frame = zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True).compress(raw.data)
-    return (codec, [frame]) if len(frame) < raw.size else (Codec.STORED, stored)
+    return zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True).compress(raw.data)
 
 
 def _pays(data: Sequence[Bytes], item_bytes: int) -> bool:
@@ -116,6 +128,8 @@ def _join_planes(planes_of_all: Bytes, item_bytes: int, out: Sequence[Bytes]) ->
 def unpack(codec: Codec, payload: Any, header_bytes: int, out: Sequence[Bytes], what: str) -> bytes:
     """Unpack a compressed part into `out` (uint8 `[n]` each) and return its safetensors header.
 
+    Of a delta, this is the difference to its base, for `add_base`.
+
     Never makes more bytes than `header_bytes` and `out` hold, whatever the frame claims; anything else is
     `SnapshotCorrupt`.
     """
@@ -123,6 +137,12 @@ def unpack(codec: Codec, payload: Any, header_bytes: int, out: Sequence[Bytes], 
     raw = np.frombuffer(_bounded_unzstd(payload, raw_bytes, what), np.uint8)
     _join_planes(raw[header_bytes:], _PLANES[codec], out)
     return raw[:header_bytes].tobytes()
+
+
+def add_base(out: Sequence[Bytes], base: Sequence[Bytes]) -> None:
+    """Turn an unpacked delta into the content it stands for."""
+    for piece, before in zip(out, base, strict=True):
+        np.bitwise_xor(piece, before, out=piece)
 
 
 def _bounded_unzstd(frame: Any, raw_bytes: int, what: str) -> bytes:

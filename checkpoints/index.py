@@ -66,13 +66,15 @@ class SnapshotRow:
 
 @dataclass(frozen=True, slots=True)
 class PartRow:
-    """A part in use by at least one snapshot; `file_bytes` is its size on disk, `damaged` says that its file needs
-    rewriting.
+    """A part in use by at least one snapshot; `base` is the part it is a delta to, used by the same snapshots.
+
+    `file_bytes` is its size on disk, `damaged` says that its file must be written anew.
     """
 
     hash: str
     raw_bytes: int
     file_bytes: int
+    base: str | None = None
     damaged: bool = False
 
 
@@ -215,11 +217,11 @@ class Index:
         return [_snapshot(row) for row in rows]
 
     def part(self, name: str) -> PartRow | None:
-        row = self._one("SELECT hash, raw_bytes, file_bytes, damaged FROM parts WHERE hash = ?", (name,))
+        row = self._one("SELECT hash, raw_bytes, file_bytes, base, damaged FROM parts WHERE hash = ?", (name,))
         return None if row is None else _part(row)
 
     def parts(self) -> list[PartRow]:
-        rows = self._rows("SELECT hash, raw_bytes, file_bytes, damaged FROM parts ORDER BY hash")
+        rows = self._rows("SELECT hash, raw_bytes, file_bytes, base, damaged FROM parts ORDER BY hash")
         return [_part(row) for row in rows]
 
     def usable(self, node_id: str) -> bool:
@@ -236,25 +238,36 @@ class Index:
         """Note that a part's file is not what its name says; the next snapshot with that content writes it anew."""
         self._rows("UPDATE parts SET damaged = 1 WHERE hash = ?", (name,))
 
-    def add_snapshot(self, row: SnapshotRow, parts: Iterable[PartRow]) -> None:
-        """Put a snapshot with all its parts in place of the node's former one. Call inside `change`."""
+    def add_snapshot(self, row: SnapshotRow, written: Iterable[PartRow], shared: Iterable[PartRow]) -> None:
+        """Put a snapshot in place of the node's former one. Call inside `change`.
+
+        `written` are the parts whose files are new and sound, `shared` the others it uses, bases of deltas included.
+        """
         former = self._detach(row.node)
         values = _values(row, "lossy")
         self._rows(f"INSERT INTO snapshots ({_SNAPSHOT_COLUMNS}) VALUES ({_marks(values)})", values)
         self._rows("DELETE FROM erasures WHERE kind = ? AND name = ?", (FileKind.MANIFEST.value, row.manifest))
-        for part in parts:
-            self._rows(
-                "INSERT INTO parts (hash, raw_bytes, file_bytes, damaged) VALUES (?, ?, ?, ?) "
-                "ON CONFLICT (hash) DO UPDATE SET file_bytes = excluded.file_bytes, damaged = excluded.damaged",
-                (part.hash, part.raw_bytes, part.file_bytes, int(part.damaged)),
-            )
-            self._rows("DELETE FROM erasures WHERE kind = ? AND name = ?", (FileKind.PART.value, part.hash))
-            self._rows(
-                "INSERT OR IGNORE INTO uses (snapshot, part) "
-                "SELECT s.number, p.number FROM snapshots s, parts p WHERE s.node = ? AND p.hash = ?",
-                (row.node, part.hash),
+        for part in shared:  # erased meanwhile, perhaps, by whoever had them
+            self._add_part(row.node, part, "ON CONFLICT (hash) DO NOTHING")
+        for part in written:
+            self._add_part(
+                row.node,
+                part,
+                "ON CONFLICT (hash) DO UPDATE SET file_bytes = excluded.file_bytes, base = excluded.base, damaged = 0",
             )
         self._erase_unused(former)
+
+    def _add_part(self, node_id: str, part: PartRow, on_conflict: str) -> None:
+        self._rows(
+            f"INSERT INTO parts (hash, raw_bytes, file_bytes, base, damaged) VALUES (?, ?, ?, ?, ?) {on_conflict}",
+            (part.hash, part.raw_bytes, part.file_bytes, part.base, int(part.damaged)),
+        )
+        self._rows("DELETE FROM erasures WHERE kind = ? AND name = ?", (FileKind.PART.value, part.hash))
+        self._rows(
+            "INSERT OR IGNORE INTO uses (snapshot, part) "
+            "SELECT s.number, p.number FROM snapshots s, parts p WHERE s.node = ? AND p.hash = ?",
+            (node_id, part.hash),
+        )
 
     def remove_snapshot(self, node_id: str) -> None:
         """Remove a node's snapshot, if any, and the parts only it used; queue their files. Call inside `change`."""
@@ -347,7 +360,7 @@ def _marks(values: Sequence[Any]) -> str:
 
 
 def _part(row: tuple[Any, ...]) -> PartRow:
-    return PartRow(hash=row[0], raw_bytes=row[1], file_bytes=row[2], damaged=bool(row[3]))
+    return PartRow(hash=row[0], raw_bytes=row[1], file_bytes=row[2], base=row[3], damaged=bool(row[4]))
 
 
 def _snapshot(row: tuple[Any, ...]) -> SnapshotRow:

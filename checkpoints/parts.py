@@ -9,7 +9,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from serai.checkpoints.codec import Bytes, Codec, Packing, known_codec, pack, unpack
+from serai.checkpoints.codec import Bytes, Codec, Packing, add_base, known_codec, pack, unpack
 from serai.checkpoints.errors import SnapshotCorrupt
 from serai.checkpoints.folders import Folder
 from serai.checkpoints.format import (
@@ -50,6 +50,14 @@ def content_of(specs: Sequence[TensorSpec], arrays: Sequence[NDArray[Any]]) -> C
     return Content(header, data, min((spec.item_bytes for spec in specs), default=1), digest.hexdigest())
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Base:
+    """A part others may be stored as deltas to."""
+
+    hash: str
+    data: tuple[Bytes, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class PartFiles:
     """The `parts/` folder; `temporary` is the folder new files are written in first. Safe from several threads."""
@@ -58,10 +66,13 @@ class PartFiles:
     temporary: Folder
     direct: bool
 
-    def write(self, content: Content, packing: Packing) -> PartHeader:
-        """Write a part's file. It is durable once `sync` has been called with its hash."""
-        codec, payload = pack(content.header, content.data, content.item_bytes, packing)
-        header = PartHeader(codec, content.size_bytes, sum(memoryview(piece).nbytes for piece in payload), content.hash)
+    def write(self, content: Content, packing: Packing, base: Base | None = None) -> PartHeader:
+        """Write a part's file, perhaps as a delta to `base`; it is durable after `sync` of its hash."""
+        before = None if base is None else base.data
+        codec, payload = pack(content.header, content.data, content.item_bytes, packing, before)
+        stored_bytes = sum(memoryview(piece).nbytes for piece in payload)
+        base_hash = base.hash if base is not None and codec is Codec.ZSTD_DELTA_4 else None
+        header = PartHeader(codec, content.size_bytes, stored_bytes, content.hash, base_hash)
         padding = bytes(part_file_bytes(header.stored_bytes) - PART_HEADER_BYTES - header.stored_bytes)
         name = self.temporary.write_temporary([header.pack(), *payload, padding], direct=self.direct)
         prefix, rest = _split(content.hash)
@@ -96,12 +107,23 @@ class PartFiles:
         what = f"part {name}"
         try:
             with self._reading(name) as reader:
-                self._read(reader, name, safetensors_header(specs), [array.reshape(-1).view(np.uint8) for array in out])
+                self._read(reader, name, specs, [array.reshape(-1).view(np.uint8) for array in out])
         except FileNotFoundError as error:
             raise SnapshotCorrupt(what=what, problem="its file is missing") from error
 
-    def _read(self, reader: Reader, name: str, expected: bytes, out: Sequence[Bytes]) -> None:
+    def read_base(self, name: str, specs: Sequence[TensorSpec]) -> Base:
+        """The content of a part that others are deltas to; it must not be a delta itself."""
+        head = self.head(name)
+        if head is None or head.base is not None:
+            problem = "its file is missing" if head is None else "it is a base and refers to another"
+            raise SnapshotCorrupt(what=f"part {name}", problem=problem)
+        data = tuple(np.empty(spec.size_bytes, np.uint8) for spec in specs)
+        self.read(name, specs, data)
+        return Base(name, data)
+
+    def _read(self, reader: Reader, name: str, specs: Sequence[TensorSpec], out: Sequence[Bytes]) -> None:
         head = read_part_header(reader)
+        expected = safetensors_header(specs)
         size = len(expected) + sum(piece.size for piece in out)
         if head.hash != name:
             raise SnapshotCorrupt(what=reader.what, problem=f"its file holds part {head.hash}")
@@ -117,6 +139,10 @@ class PartFiles:
                 )
             payload = reader.take(head.stored_bytes)
             header = unpack(codec, payload, len(expected), out, reader.what)
+            if codec is Codec.ZSTD_DELTA_4:
+                if head.base is None:
+                    raise SnapshotCorrupt(what=reader.what, problem="it is a delta and names no base")
+                add_base(out, self.read_base(head.base, specs).data)
         digest = blake3(header)
         for piece in out:
             digest.update(piece.data)

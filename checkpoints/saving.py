@@ -1,10 +1,12 @@
 """Snapshots into parts and back: which array goes into which part, several parts at a time, all of them or nothing."""
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -16,7 +18,7 @@ from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
 from serai.checkpoints.format import TensorSpec, part_file_bytes
 from serai.checkpoints.index import Index, PartRow
 from serai.checkpoints.manifest import Manifest, Storage, StoredAs, logits_specs, page_specs, part_bytes, state_specs
-from serai.checkpoints.parts import PartFiles, content_of
+from serai.checkpoints.parts import Base, PartFiles, content_of
 from serai.checkpoints.quantise import from_stored, to_stored
 from serai.checkpoints.snapshot import PageIdentity, Snapshot, StateLayout
 
@@ -30,10 +32,15 @@ _DTYPES = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "I8": np.dtype("i1")
 
 @dataclass(frozen=True, slots=True)
 class SavedPart:
-    """A part of a saved snapshot; `is_new` when the store did not hold it before."""
+    """A part of a saved snapshot, with the part it is a delta to.
+
+    `is_new` when this save wrote it, `is_durable` when a committed snapshot had it.
+    """
 
     row: PartRow
+    base: PartRow | None
     is_new: bool
+    is_durable: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,13 +52,20 @@ class Slot:
     stored_as: StoredAs
     exact: tuple[NDArray[Any], ...] = ()
     identity: PageIdentity | None = None
+    base: str | None = None
 
 
-def slots_of(snapshot: Snapshot, storage: Storage) -> list[Slot]:
-    """A snapshot's arrays part by part, in the order of `Manifest.parts`; views, not copies."""
+def slots_of(snapshot: Snapshot, storage: Storage, bases: Sequence[str] = ()) -> list[Slot]:
+    """A snapshot's arrays part by part, in the order of `Manifest.parts`; views, not copies.
+
+    `bases` names a part per KDA layer that the layer's state may be a delta to, or is empty.
+    """
     layout = snapshot.layout
     state = state_specs(layout, storage)
-    slots = [Slot(state, kda, storage.state, (conv,)) for kda, conv in zip(snapshot.kda, snapshot.conv, strict=True)]
+    slots = [
+        Slot(state, kda, storage.state, (conv,), base=base)
+        for kda, conv, base in zip_longest(snapshot.kda, snapshot.conv, bases[: len(snapshot.kda)])
+    ]
     for page in snapshot.pages:
         specs = page_specs(layout, storage, page.rows.shape[1])
         slots.append(Slot(specs, page.rows, storage.latents, identity=page.identity))
@@ -66,6 +80,8 @@ class Pins:
     def __init__(self, index: Index) -> None:
         self._index = index
         self._counts: Counter[str] = Counter()
+        self.written: dict[str, SavedPart] = {}
+        """Pinned parts whose files are complete, though no snapshot with them is committed yet."""
 
     def count(self, name: str) -> int:
         """How many running saves and loads count on the part."""
@@ -90,6 +106,7 @@ class Pins:
                     self._counts[name] -= 1
                     if not self._counts[name]:
                         del self._counts[name]
+                        self.written.pop(name, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,49 +119,89 @@ class Shelf:
     writers: ThreadPoolExecutor
     readers: ThreadPoolExecutor
     known: WeakKeyDictionary[PageIdentity, dict[StoredAs, str]] = field(default_factory=WeakKeyDictionary)
+    stripes: tuple[threading.Lock, ...] = field(default_factory=lambda: tuple(threading.Lock() for _ in range(256)))
 
     def put(
-        self, snapshot: Snapshot, storage: Storage, packing: Packing, pin: Callable[[str], None]
+        self,
+        snapshot: Snapshot,
+        storage: Storage,
+        packing: Packing,
+        pin: Callable[[str], None],
+        bases: Sequence[str] = (),
     ) -> list[SavedPart]:
-        """Have every part of a snapshot on disk, durably, in the order of `Manifest.parts`; if that fails, leave none
-        behind.
+        """Have every part of a snapshot on disk, durably, in the order of `Manifest.parts`.
+
+        If that fails, none of those it wrote is left.
         """
-        written: list[str] = []
+        mine: list[str] = []
 
         def put_one(slot: Slot) -> SavedPart:
-            return self._put(slot, packing, pin, written)
+            return self._put(slot, packing, pin, mine)
 
         try:
-            saved = _each(self.writers, put_one, slots_of(snapshot, storage))
-            self.files.sync(part.row.hash for part in saved if part.is_new)
+            saved = _each(self.writers, put_one, slots_of(snapshot, storage, bases))
+            self.files.sync(part.row.hash for part in saved if not part.is_durable)
         except BaseException:
-            self.discard(written)
+            self.discard(mine)
             raise
         return saved
 
     def discard(self, written: Iterable[str]) -> None:
         """Remove parts of a snapshot that was not committed, unless others have come to count on them."""
         with self.index.lock:
-            self.files.take_back(
-                name for name in set(written) if self.pins.count(name) <= 1 and self.index.part(name) is None
-            )
+            alone = {name for name in written if self.pins.count(name) <= 1 and self.index.part(name) is None}
+            self.files.take_back(alone)
+            for name in alone:
+                self.pins.written.pop(name, None)
 
-    def _put(self, slot: Slot, packing: Packing, pin: Callable[[str], None], written: list[str]) -> SavedPart:
+    def _put(self, slot: Slot, packing: Packing, pin: Callable[[str], None], mine: list[str]) -> SavedPart:
         known = self._known(slot)
-        if known is not None:
-            pin(known)
-            row = self.index.part(known)
-            if row is not None and not row.damaged:
-                return SavedPart(row, is_new=False)
+        found = None if known is None else self._found(known, pin)
+        if found is not None:
+            return found
         content = content_of(slot.specs, (*to_stored(slot.values, slot.stored_as), *slot.exact))
-        pin(content.hash)
         self._learn(slot, content.hash)
-        row = self.index.part(content.hash)
-        if row is not None and not row.damaged:
-            return SavedPart(row, is_new=False)
-        written.append(content.hash)
-        head = self.files.write(content, packing)
-        return SavedPart(PartRow(content.hash, head.raw_bytes, part_file_bytes(head.stored_bytes)), is_new=True)
+        with self.stripes[int(content.hash[:2], 16)]:  # so that one file is never written as deltas to two bases
+            found = self._found(content.hash, pin)
+            if found is not None:
+                return found
+            mine.append(content.hash)
+            base = base_row = None
+            if packing is Packing.SMALL and slot.base is not None and self.index.part(content.hash) is None:
+                base, base_row = self._base(slot.specs, slot.base, pin)
+            head = self.files.write(content, packing, base)
+            row = PartRow(content.hash, head.raw_bytes, part_file_bytes(head.stored_bytes), head.base)
+            part = SavedPart(row, None if head.base is None else base_row, is_new=True, is_durable=False)
+            with self.index.lock:
+                self.pins.written[content.hash] = part
+        return part
+
+    def _found(self, name: str, pin: Callable[[str], None]) -> SavedPart | None:
+        """The sound part `name`, if the store or another running save has it, pinned together with its base."""
+        with self.index.lock:
+            pin(name)
+            row = self.index.part(name)
+            if row is None or row.damaged:
+                written = self.pins.written.get(name)
+                if written is not None and written.base is not None:
+                    pin(written.base.hash)
+                return None if written is None else replace(written, is_new=False)
+            if row.base is None:
+                return SavedPart(row, None, is_new=False, is_durable=True)
+            pin(row.base)
+            return SavedPart(row, self.index.part(row.base), is_new=False, is_durable=True)
+
+    def _base(
+        self, specs: tuple[TensorSpec, ...], name: str, pin: Callable[[str], None]
+    ) -> tuple[Base, PartRow] | tuple[None, None]:
+        """The part that new content may be a delta to: the one proposed, or the one that is a delta to."""
+        found = self._found(name, pin)
+        row = None if found is None else found.base or found.row
+        if row is None or row.damaged:
+            return None, None
+        with suppress(SnapshotCorrupt, FormatUnknown), self._noting_damage(row.hash):
+            return self.files.read_base(row.hash, specs), row
+        return None, None  # it is damaged, which is noted, and this save does without
 
     def get(self, manifest: Manifest, allocate: Allocate) -> Snapshot:
         """The snapshot a manifest describes, every part verified; the caller has pinned them.

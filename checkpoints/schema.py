@@ -38,6 +38,7 @@ CREATE TABLE parts (
     hash TEXT NOT NULL UNIQUE,
     raw_bytes INTEGER NOT NULL,
     file_bytes INTEGER NOT NULL,
+    base TEXT,
     damaged INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX parts_damaged ON parts(damaged) WHERE damaged;
 CREATE TABLE uses (

@@ -7,12 +7,19 @@ from typing import Final
 from serai.checkpoints import manifest
 from serai.checkpoints.codec import Packing
 from serai.checkpoints.disk import Disk, mapped
-from serai.checkpoints.errors import ModelMismatch, NodeInUse, SessionGone, SnapshotCorrupt, SnapshotMissing
+from serai.checkpoints.errors import (
+    FormatUnknown,
+    ModelMismatch,
+    NodeInUse,
+    SessionGone,
+    SnapshotCorrupt,
+    SnapshotMissing,
+)
 from serai.checkpoints.format import DocumentKind, frame_document, read_document
-from serai.checkpoints.index import FileKind, PartRow, SnapshotRow
+from serai.checkpoints.index import FileKind, NodeRow, SnapshotRow
 from serai.checkpoints.manifest import LOSSLESS, Manifest, Storage
 from serai.checkpoints.reports import Erased, SaveReport, Sizes, SnapshotInfo
-from serai.checkpoints.saving import Allocate
+from serai.checkpoints.saving import Allocate, SavedPart
 from serai.checkpoints.snapshot import Fingerprint, Snapshot, new_snapshot
 from serai.checkpoints.tree import Tree
 
@@ -70,7 +77,8 @@ class Store(Tree):
             row = self._row(node_id)
             if snapshot.position != row.position:
                 raise ValueError(f"node {node_id} is at position {row.position}, the snapshot at {snapshot.position}")
-            saved = self._shelf.put(snapshot, storage, packing, pin)
+            bases = self._bases(row, snapshot, storage) if packing is Packing.SMALL else ()
+            saved = self._shelf.put(snapshot, storage, packing, pin, bases)
             states, pages = snapshot.layout.kda_shape[0], len(snapshot.pages)
             hashes = tuple(part.row.hash for part in saved)
             entry = Manifest(
@@ -89,7 +97,7 @@ class Store(Tree):
             )
             new = {part.row.hash: part.row.file_bytes for part in saved if part.is_new}
             try:
-                manifest_bytes = self._commit(entry, [part.row for part in saved])
+                manifest_bytes = self._commit(entry, saved)
             except BaseException:
                 self._shelf.discard(new)
                 raise
@@ -103,7 +111,18 @@ class Store(Tree):
             elapsed_s=time.perf_counter() - started_s,
         )
 
-    def _commit(self, entry: Manifest, parts: list[PartRow]) -> int:
+    def _bases(self, row: NodeRow, snapshot: Snapshot, storage: Storage) -> tuple[str, ...]:
+        """The parts of the nearest stored ancestor's KDA state, if it is of the same shapes and types."""
+        with self._index.lock:
+            step = None if row.parent is None else self.nearest_snapshot(row.parent)
+            try:
+                before = None if step is None else self._manifest(step)
+            except (SnapshotCorrupt, FormatUnknown):
+                return ()  # whoever loads it is told; this save does without
+        fits = before is not None and before.layout == snapshot.layout and before.storage.state is storage.state
+        return before.state if before is not None and fits else ()
+
+    def _commit(self, entry: Manifest, parts: list[SavedPart]) -> int:
         """Write the manifest and make the snapshot visible; the manifest's bytes."""
         document = frame_document(DocumentKind.MANIFEST, manifest.encode(entry))
         with self._index.lock:
@@ -124,7 +143,11 @@ class Store(Tree):
                 file_bytes=len(document.data),
             )
             with self._taking_back(self._folders.manifests, document.hash), self._index.change():
-                self._index.add_snapshot(row, parts)
+                self._index.add_snapshot(
+                    row,
+                    written=[part.row for part in parts if part.is_new],
+                    shared=[part.row for part in parts if not part.is_new] + [part.base for part in parts if part.base],
+                )
         return len(document.data)
 
     def load(

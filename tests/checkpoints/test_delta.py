@@ -1,0 +1,115 @@
+"""States kept as the difference to their parent's."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serai.checkpoints import NodeRecord, Packing, Snapshot, Store
+from serai.checkpoints.codec import Codec
+from serai.checkpoints.errors import SnapshotCorrupt
+from tests.checkpoints.disks import WaitingDisk, eventually
+from tests.checkpoints.samples import FINGERPRINT, make_node, make_snapshot, same_bits
+
+
+def step(state: Snapshot, seed: int) -> Snapshot:
+    """A state one token later that differs in few numbers, as slowly decaying heads do."""
+    later = make_snapshot(state.position + 1, seed)
+    kda = state.kda.copy()
+    kda[:, :, seed % 8] += np.float32(0.5)
+    return replace(later, kda=kda, conv=state.conv)
+
+
+def save_small(store: Store, state: Snapshot, parent: NodeRecord | None = None) -> NodeRecord:
+    node = make_node(state.position - (0 if parent is None else parent.position), parent)
+    store.record(node)
+    store.save(node.id, state, FINGERPRINT, reason="turn", packing=Packing.SMALL)
+    return node
+
+
+def codecs(store: Store, node: NodeRecord) -> list[Codec]:
+    heads = [store._files.head(name) for name in store._manifest(node.id).state]
+    return [Codec(head.codec) for head in heads if head is not None]
+
+
+def chain(store: Store, length: int) -> list[tuple[NodeRecord, Snapshot]]:
+    state = make_snapshot(5)
+    found = [(save_small(store, state), state)]
+    for seed in range(1, length):
+        state = step(state, seed)
+        found.append((save_small(store, state, found[-1][0]), state))
+    return found
+
+
+def test_a_child_s_state_is_a_delta_where_that_is_smaller(tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "s")) as store:
+        nodes = chain(store, 4)
+        assert Codec.ZSTD_DELTA_4 not in codecs(store, nodes[0][0])
+        for node, _ in nodes[1:]:
+            assert set(codecs(store, node)) == {Codec.ZSTD_DELTA_4}
+        for node, state in nodes:
+            assert same_bits(store.load(node.id), state)
+        stranger = save_small(store, make_snapshot(11, seed=77), nodes[-1][0])
+        assert Codec.ZSTD_DELTA_4 not in codecs(store, stranger)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
+def test_a_base_outlives_its_snapshot_and_goes_with_its_last_delta(tmp_path: Path, order: tuple[int, ...]) -> None:
+    with Store.open(str(tmp_path / "s")) as store:
+        nodes = chain(store, 4)
+        left = dict(enumerate(nodes))
+        for number in order:
+            store.drop_snapshot(left.pop(number)[0].id)
+            for node, state in left.values():
+                assert same_bits(store.load(node.id), state)
+        assert store.sizes().parts == 0
+        assert [file for file in (tmp_path / "s" / "parts").rglob("*") if file.is_file()] == []
+
+
+def test_a_damaged_base_is_told_and_done_without(tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "s")) as store:
+        (_, _), (node, state) = chain(store, 2)
+        head = store._files.head(store._manifest(node.id).state[0])
+        assert head is not None
+        assert head.base is not None
+        file = tmp_path / "s" / "parts" / head.base[:2] / head.base[2:]
+        file.write_bytes(bytes(file.stat().st_size))
+        with pytest.raises(SnapshotCorrupt, match=head.base):
+            store.load(node.id)
+        later = step(state, 3)
+        child = save_small(store, later, node)
+        assert same_bits(store.load(child.id), later)
+        store.save(node.id, state, FINGERPRINT, reason="replayed", packing=Packing.SMALL)
+        assert same_bits(store.load(node.id), state)
+
+
+def test_a_base_erased_while_its_delta_is_written_is_kept(tmp_path: Path) -> None:
+    disk = WaitingDisk()
+    with Store.open(str(tmp_path / "s"), disk=disk, threads=1) as store:
+        (node, state), *_ = chain(store, 1)
+        later = step(state, 1)
+        child = make_node(1, node)
+        store.record(child)
+        disk.armed = True
+
+        def save() -> None:
+            store.save(child.id, later, FINGERPRINT, reason="turn", packing=Packing.SMALL)
+
+        saver = threading.Thread(target=save)
+        saver.start()
+
+        def meanwhile() -> None:
+            try:
+                assert disk.reached.wait(30)
+                store.drop_snapshot(node.id)
+            finally:
+                disk.armed = False
+                disk.go.set()
+
+        eventually(saver, meanwhile)
+        assert Codec.ZSTD_DELTA_4 in codecs(store, child)
+        assert same_bits(store.load(child.id), later)
+        store.drop_snapshot(child.id)
+        assert store.sizes().parts == 0
