@@ -340,6 +340,16 @@ class Index:
         sums = {kind: self._one(f"SELECT COALESCE(SUM(file_bytes), 0) FROM {table}") for kind, table in tables.items()}
         return {kind: int(row[0]) for kind, row in sums.items() if row is not None}
 
+    def own_bytes(self) -> dict[str, int]:
+        """By node, the bytes of those parts that its snapshot alone uses."""
+        return dict(
+            self._rows(
+                "SELECT s.node, SUM(p.file_bytes) FROM parts p JOIN uses u ON u.part = p.number "
+                "JOIN snapshots s ON s.number = u.snapshot WHERE p.number IN "
+                "(SELECT part FROM uses GROUP BY part HAVING COUNT(*) = 1) GROUP BY s.node"
+            )
+        )
+
     def counts(self) -> Counts:
         row = self._one(
             "SELECT (SELECT COUNT(DISTINCT session) FROM nodes), (SELECT COUNT(*) FROM nodes), "

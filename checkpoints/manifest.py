@@ -1,6 +1,5 @@
 """The manifest: what ties a snapshot's parts to a node, a position, a model fingerprint and a layout."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Final
@@ -65,15 +64,24 @@ class Manifest:
         return sum(part_bytes(self))
 
 
-def part_bytes(manifest: Manifest) -> list[int]:
-    """The unpacked bytes of each part, in the order of `Manifest.parts`."""
+def part_specs(manifest: Manifest) -> list[tuple[TensorSpec, ...]]:
+    """The tensors of each part, in the order of `Manifest.parts`."""
     layout, storage = manifest.layout, manifest.storage
-    sizes = [_bytes(state_specs(layout, storage))] * len(manifest.state)
+    specs = [state_specs(layout, storage)] * len(manifest.state)
     if manifest.pages:
         last_rows = (manifest.position - 1) % layout.page_tokens + 1
-        sizes += [_bytes(page_specs(layout, storage, layout.page_tokens))] * (len(manifest.pages) - 1)
-        sizes.append(_bytes(page_specs(layout, storage, last_rows)))
-    return sizes + ([] if manifest.logits is None else [_bytes(logits_specs(layout))])
+        specs += [page_specs(layout, storage, layout.page_tokens)] * (len(manifest.pages) - 1)
+        specs.append(page_specs(layout, storage, last_rows))
+    return specs + ([] if manifest.logits is None else [logits_specs(layout)])
+
+
+def part_bytes(manifest: Manifest) -> list[int]:
+    """The unpacked bytes of each part, safetensors header included, in the order of `Manifest.parts`."""
+    sizes = {
+        specs: len(safetensors_header(specs)) + sum(spec.size_bytes for spec in specs)
+        for specs in set(part_specs(manifest))
+    }
+    return [sizes[specs] for specs in part_specs(manifest)]
 
 
 def state_specs(layout: StateLayout, storage: Storage) -> tuple[TensorSpec, ...]:
@@ -102,10 +110,6 @@ def _stored(stored_as: StoredAs, name: str, same: str, shape: tuple[int, ...]) -
             return (TensorSpec(f"{name}_bfloat16", "BF16", shape),)
         case StoredAs.INT8_ROWS:
             return (TensorSpec(f"{name}_int8", "I8", shape), TensorSpec(f"{name}_scales", "F32", shape[:-1]))
-
-
-def _bytes(specs: Sequence[TensorSpec]) -> int:
-    return len(safetensors_header(specs)) + sum(spec.size_bytes for spec in specs)
 
 
 def encode(manifest: Manifest) -> bytes:

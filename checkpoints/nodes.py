@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from serai.checkpoints import jsonio
 from serai.checkpoints.errors import SnapshotCorrupt
+from serai.checkpoints.index import NodeRow
 from serai.checkpoints.names import check_id, check_text, new_id
 
 MAX_METADATA_BYTES: Final = 1 << 20
@@ -144,6 +145,25 @@ def decode(body: bytes, what: str) -> StoredNode:
     except ValueError as error:  # also NameInvalid and base64's own error
         raise SnapshotCorrupt(what=what, problem=str(error)) from error
     return StoredNode(node, jsonio.count(value, "sequence", what), jsonio.field(value, "chain", str, what))
+
+
+def row_of(node: NodeRecord, *, sequence: int, chain: str, file_bytes: int) -> NodeRow:
+    """What the index keeps of a node."""
+    return NodeRow(
+        sequence=sequence,
+        id=node.id,
+        session=node.session_id,
+        parent=node.parent_id,
+        kind=node.kind.value,
+        position=node.position,
+        turn=node.turn,
+        label=node.label,
+        namespace=node.namespace,
+        created_s=node.created_s,
+        inexact=node.inexact,
+        chain=chain,
+        file_bytes=file_bytes,
+    )
 
 
 def chain_of(parent_chain: str, tokens: NDArray[np.int32]) -> str:

@@ -21,6 +21,7 @@ _INDEX_NAMES: Final = frozenset({INDEX_NAME, f"{INDEX_NAME}-wal", f"{INDEX_NAME}
 _LOCK_NAME: Final = "lock"
 _STORE_NAME: Final = "store"
 _FOLDER_NAMES: Final = ("nodes", "manifests", "parts", "tags", "tmp")
+NEW_INDEX_NAME: Final = f"{INDEX_NAME}.new"
 _KNOWN_NAMES: Final = _INDEX_NAMES | {_LOCK_NAME, _STORE_NAME, *_FOLDER_NAMES}
 
 
@@ -45,7 +46,7 @@ class OpenFolders:
         os.close(self.lock_fd)  # and with it the lock
 
 
-def open_folders(path: str, disk: Disk, *, create: bool) -> OpenFolders:
+def open_folders(path: str, disk: Disk, *, create: bool, needs_index: bool = True) -> OpenFolders:
     """Open the store at `path`, or make one there.
 
     `StoreInvalid` if the folder is missing, is no store, belongs to someone else or others may write to it; `StoreBusy`
@@ -78,7 +79,7 @@ def open_folders(path: str, disk: Disk, *, create: bool) -> OpenFolders:
         for name in folders["tmp"].names():
             folders["tmp"].remove(name)
         store_id = _store_id(root, folders["tmp"])
-        is_empty = _check_index(root, folders["nodes"], path)
+        is_empty = needs_index and _check_index(root, folders["nodes"], path)
         undo.pop_all()
     return OpenFolders(
         path=path,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from blake3 import blake3
@@ -22,8 +22,10 @@ from serai.checkpoints.format import (
 )
 from serai.checkpoints.streams import BLOCK_BYTES, Reader
 
+DTYPES: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "I8": np.dtype("i1")}
+
 # A frame of zstd can be this much longer than what is in it; more is not ours.
-_FRAME_OVERHEAD_BYTES = 1024
+_FRAME_OVERHEAD_BYTES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
 from serai.checkpoints.format import TensorSpec, part_file_bytes
 from serai.checkpoints.index import Index, PartRow
 from serai.checkpoints.manifest import Manifest, Storage, StoredAs, logits_specs, page_specs, part_bytes, state_specs
-from serai.checkpoints.parts import Base, PartFiles, content_of
+from serai.checkpoints.parts import DTYPES, Base, PartFiles, content_of
 from serai.checkpoints.quantise import from_stored, to_stored
 from serai.checkpoints.snapshot import PageIdentity, Snapshot, StateLayout
 
@@ -26,8 +26,6 @@ Allocate = Callable[[StateLayout, int], Snapshot]
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-_DTYPES = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "I8": np.dtype("i1")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +197,7 @@ class Shelf:
         row = None if found is None else found.base or found.row
         if row is None or row.damaged:
             return None, None
-        with suppress(SnapshotCorrupt, FormatUnknown), self._noting_damage(row.hash):
+        with suppress(SnapshotCorrupt, FormatUnknown), self.noting_damage(row.hash):
             return self.files.read_base(row.hash, specs), row
         return None, None  # it is damaged, which is noted, and this save does without
 
@@ -227,7 +225,7 @@ class Shelf:
 
     def _check_size(self, sized: tuple[str, int]) -> None:
         name, raw_bytes = sized
-        with self._noting_damage(name):
+        with self.noting_damage(name):
             head = self.files.head(name)
             if head is None:
                 raise SnapshotCorrupt(what=f"part {name}", problem="its file is missing")
@@ -238,13 +236,13 @@ class Shelf:
 
     def _get(self, named: tuple[str, Slot]) -> None:
         name, slot = named
-        with self._noting_damage(name):
+        with self.noting_damage(name):
             if slot.stored_as is StoredAs.SAME and all(
                 array.flags.c_contiguous for array in (slot.values, *slot.exact)
             ):
                 self.files.read(name, slot.specs, (slot.values, *slot.exact))
                 return
-            arrays = [np.empty(spec.shape, _DTYPES[spec.type]) for spec in slot.specs]
+            arrays = [np.empty(spec.shape, DTYPES[spec.type]) for spec in slot.specs]
             self.files.read(name, slot.specs, arrays)
         stored = len(arrays) - len(slot.exact)
         from_stored(arrays[:stored], slot.stored_as, slot.values)
@@ -252,7 +250,8 @@ class Shelf:
             np.copyto(out, array)
 
     @contextmanager
-    def _noting_damage(self, name: str) -> Iterator[None]:
+    def noting_damage(self, name: str) -> Iterator[None]:
+        """Remember a part that turns out damaged: no snapshot with it is used, the next save writes it anew."""
         try:
             yield
         except (SnapshotCorrupt, FormatUnknown):

@@ -68,6 +68,16 @@ class StoreFolder:
                 raise StoreFull(path=self.location, doing=what) from error
             raise StoreFailed(path=self.location, doing=what, reason=str(error)) from error
 
+    def now(self) -> float:
+        """The store's clock: Unix time in seconds."""
+        return self._now()
+
+    @contextmanager
+    def reading_index(self) -> Iterator[Index]:
+        """The index, with nothing changing meanwhile."""
+        with self._doing("reading the index"), self._index.lock:
+            yield self._index
+
     def _row(self, node_id: str) -> NodeRow:
         row = self._index.node(node_id)
         if row is None:

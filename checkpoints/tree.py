@@ -36,21 +36,7 @@ class Tree(StoreFolder):
             sequence = self._index.next_sequence()
             document = frame_document(DocumentKind.NODE, nodes.encode(node, sequence=sequence, chain=chain))
             self._write_file(document.data, self._folders.nodes, node.id)
-            row = NodeRow(
-                sequence=sequence,
-                id=node.id,
-                session=node.session_id,
-                parent=node.parent_id,
-                kind=node.kind.value,
-                position=node.position,
-                turn=node.turn,
-                label=node.label,
-                namespace=node.namespace,
-                created_s=node.created_s,
-                inexact=node.inexact,
-                chain=chain,
-                file_bytes=len(document.data),
-            )
+            row = nodes.row_of(node, sequence=sequence, chain=chain, file_bytes=len(document.data))
             with self._taking_back(self._folders.nodes, node.id), self._index.change():
                 self._index.add_node(row)
 
@@ -149,7 +135,7 @@ class Tree(StoreFolder):
         with self._doing("tagging a node"), self._index.lock:
             row = self._row(node_id)
             document = frame_document(DocumentKind.TAG, jsonio.encode({"tag": tag, "node": row.id}))
-            file = blake3(tag.encode("utf-8")).hexdigest()
+            file = tag_file(tag)
             self._write_file(document.data, self._folders.tags, file)
             with self._index.change():
                 self._index.set_tag(tag, row.id, file, len(document.data))
@@ -167,3 +153,8 @@ class Tree(StoreFolder):
         """Every tag with the id of its node."""
         with self._doing("reading the index"):
             return self._index.tags()
+
+
+def tag_file(tag: str) -> str:
+    """The name of a tag's file."""
+    return blake3(tag.encode("utf-8")).hexdigest()

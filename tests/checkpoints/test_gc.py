@@ -1,0 +1,146 @@
+"""Garbage: what a policy lets go, and what nothing may take away."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serai.checkpoints import NodeRecord, Store
+from serai.checkpoints.gc import Candidate, GcPolicy, collect, least_valuable, surplus
+from serai.checkpoints.gc import value as value_of
+from tests.checkpoints.samples import grown, make_node, make_snapshot, same_bits, saved
+from tests.checkpoints.test_delta import chain
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.time_s = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.time_s
+
+
+def turns(store: Store, count: int) -> list[NodeRecord]:
+    """One session of `count` turns, each with a snapshot."""
+    state = make_snapshot(8)
+    nodes = [saved(store, state)]
+    for seed in range(1, count):
+        state = grown(state, 5, seed)
+        nodes.append(saved(store, state, nodes[-1]))
+    return nodes
+
+
+def kept(store: Store, nodes: list[NodeRecord]) -> list[int]:
+    return [number for number, node in enumerate(nodes) if store.has_snapshot(node.id)]
+
+
+def test_the_latest_snapshots_of_a_session_stay(tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "s")) as store:
+        nodes, others = turns(store, 6), turns(store, 2)
+        report = collect(store, GcPolicy(snapshots_per_session=3))
+        assert kept(store, nodes) == [3, 4, 5]
+        assert kept(store, others) == [0, 1]
+        assert report.snapshots == 3
+        assert report.freed_bytes > 0
+        assert store.tokens(nodes[-1].id).tolist() == list(range(33))
+
+
+def test_what_was_not_used_for_long_goes_but_not_a_head(tmp_path: Path) -> None:
+    clock = Clock()
+    with Store.open(str(tmp_path / "s"), now=clock) as store:
+        nodes = turns(store, 4)
+        clock.time_s += 100
+        store.load(nodes[1].id)
+        clock.time_s += 100
+        collect(store, GcPolicy(snapshot_idle_s=150))
+        assert kept(store, nodes) == [1, 3]
+
+
+def test_tags_and_live_sessions_keep_what_they_need(tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "s")) as store:
+        nodes = turns(store, 5)
+        unsaved = make_node(3, nodes[2])
+        store.record(unsaved)
+        store.tag("good", nodes[0].id)
+        collect(store, GcPolicy(max_bytes=0, snapshots_per_session=0, snapshot_idle_s=0), protected=[unsaved.id])
+        assert kept(store, nodes) == [0, 2]  # the tagged one, and what a replay to the live node starts from
+        assert store.tokens(unsaved.id).size == 21
+
+
+def test_a_quota_takes_the_least_valuable_first(tmp_path: Path) -> None:
+    clock = Clock()
+    with Store.open(str(tmp_path / "s"), now=clock) as store:
+        old = turns(store, 3)
+        clock.time_s += 5 * 3600
+        new = turns(store, 3)
+        limit = store.sizes().file_bytes - 1
+        collect(store, GcPolicy(max_bytes=limit))
+        assert kept(store, new) == [0, 1, 2]
+        assert len(kept(store, old)) == 2
+        assert store.sizes().file_bytes <= limit
+        collect(store, GcPolicy(max_bytes=0))
+        assert kept(store, old) + kept(store, new) == []
+        assert store.sizes().parts == 0
+
+
+def test_idle_sessions_go_as_a_whole_but_for_what_others_need(tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "s")) as store:
+        nodes, tagged = turns(store, 3), turns(store, 3)
+        store.tag("keep", tagged[1].id)
+        store._now = lambda: nodes[0].created_s + 10_000
+        report = collect(store, GcPolicy(session_idle_s=5000))
+        assert report.sessions == 2
+        assert [session.head_id for session in store.sessions()] == [tagged[1].id]
+        assert store.tokens(tagged[1].id).size == 13
+        assert same_bits(store.load(tagged[1].id), grown(make_snapshot(8), 5, 1)) or store.has_snapshot(tagged[1].id)
+
+
+@pytest.mark.parametrize("policy", [GcPolicy(), GcPolicy(snapshots_per_session=1), GcPolicy(max_bytes=40_000)])
+def test_what_is_left_still_loads(tmp_path: Path, policy: GcPolicy) -> None:
+    with Store.open(str(tmp_path / "s")) as store:
+        states = chain(store, 6)
+        collect(store, policy)
+        for node, state in states:
+            if store.has_snapshot(node.id):
+                assert same_bits(store.load(node.id), state)
+        files = [file for file in (tmp_path / "s" / "parts").rglob("*") if file.is_file()]
+        assert sum(file.stat().st_size for file in files) == store.sizes().part_bytes
+
+
+numbers = st.integers(0, 1000)
+candidates = st.lists(
+    st.builds(
+        Candidate,
+        node_id=st.uuids().map(str),
+        session_id=st.sampled_from("abc"),
+        sequence=numbers,
+        used_s=numbers.map(float),
+        own_bytes=numbers,
+        replay_tokens=numbers,
+        is_head=st.booleans(),
+        is_kept=st.booleans(),
+    ),
+    max_size=12,
+    unique_by=lambda candidate: candidate.sequence,
+)
+
+
+@settings(deadline=None)
+@given(candidates, st.none() | st.integers(0, 3), st.none() | st.floats(0, 1000))
+def test_choices_are_within_the_rules(found: list[Candidate], most: int | None, idle_s: float | None) -> None:
+    by_id = {candidate.node_id: candidate for candidate in found}
+    gone = surplus(found, GcPolicy(snapshots_per_session=most, snapshot_idle_s=idle_s), 1000.0)
+    assert not any(by_id[node_id].is_kept or by_id[node_id].is_head for node_id in gone)
+    if most is None and idle_s is None:
+        assert gone == []
+    victim = least_valuable(found, 1000.0)
+    assert (victim is None) == all(candidate.is_kept for candidate in found)
+    if victim is not None:
+        least: Callable[[Candidate], float] = lambda candidate: value_of(candidate, 1000.0)  # noqa: E731
+        assert least(by_id[victim]) == min(least(c) for c in found if not c.is_kept)
+    assert np.isfinite([value_of(candidate, 1e12) for candidate in found]).all()
