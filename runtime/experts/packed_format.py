@@ -13,6 +13,7 @@ A packed model is an ordinary model folder of valid safetensors files:
   (`experts` is "as stored") or were quantised ("mxfp4").
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from serai.kernels.experts import ExpertLayout
 from serai.kernels.matrix import Format
 from serai.runtime.errors import WeightsInvalid
 from serai.runtime.experts.cache import PAGE_BYTES
-from serai.runtime.models.config import ModelConfig, MoeConfig
+from serai.runtime.models.config import MXFP4_GROUP, ExpertFormat, ModelConfig, ModelFamily, MoeConfig, parse_config
 from serai.runtime.models.safetensors_files import CheckpointFiles
 from serai.runtime.models.safetensors_header import TensorInfo
 from serai.runtime.models.strict_json import JsonError, parse_json_object, shown
@@ -67,6 +68,20 @@ def layer_file(layer: int) -> str:
 def layout_text(weight_format: Format, latent: int, inner: int) -> str:
     """One line that differs whenever records differ; the number goes up with the order of a record's bytes."""
     return f"order 1, {weight_format.value}, {latent} x {inner}"
+
+
+def quantised_config(config: ModelConfig) -> ModelConfig:
+    """The same model with its experts in MXFP4. Raises `ConfigInvalid` when their sizes are no multiples of 32."""
+    raw = json.loads(config.raw)
+    text = raw if config.family is ModelFamily.KIMI_LINEAR else raw["text_config"]
+    weights = {"num_bits": 4, "type": "float", "group_size": MXFP4_GROUP, "strategy": "group", "symmetric": True}
+    text["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": ExpertFormat.MXFP4.value,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp.*"],
+    }
+    return parse_config(raw)
 
 
 def read_manifest(folder: Path, name: str = MANIFEST_NAME) -> Manifest | None:

@@ -126,19 +126,23 @@ class DirectSource:
         self.mode = self._files.mode
 
     def read(self, layer: int, expert: int, record: NDArray[np.uint8], scratch: NDArray[np.uint8]) -> int:
+        (w1, w3, w2), read_bytes = self.matrices(layer, expert, scratch)
+        pack_expert(self.layout, w1, w3, w2, record)
+        return read_bytes
+
+    def matrices(self, layer: int, expert: int, scratch: NDArray[np.uint8]) -> tuple[tuple[Any, Any, Any], int]:
+        """w1, w3 and w2 as stored (a packed one as weights and scales), lying in `scratch`; and the bytes read."""
         infos = self._infos(layer, expert)
         where: dict[Path, list[tuple[Span, NDArray[np.uint8]]]] = {}
-        taken = read_bytes = 0
+        taken = 0
         for span in _spans([(self._tensors.path_of(info), info) for info in infos.values()]):
             pages = scratch[taken : taken + span.page_bytes]
             self.read_span(span, pages)
             where.setdefault(span.path, []).append((span, pages))
             taken += span.page_bytes
-            read_bytes += span.page_bytes
         arrays = {part: _cut(where[self._tensors.path_of(info)], info) for part, info in infos.items()}
         w1, w3, w2 = (self._matrix(arrays, name) for name in ("w1", "w3", "w2"))
-        pack_expert(self.layout, w1, w3, w2, record)
-        return read_bytes
+        return (w1, w3, w2), taken
 
     def path(self, layer: int, expert: int) -> Path:
         return self._tensors.path_of(next(iter(self._infos(layer, expert).values())))

@@ -46,6 +46,10 @@ class NoDirect(DiskCalls):
         self.forgotten.append((offset, nbytes))
         super().forget(descriptor, offset, nbytes)
 
+    def close(self, descriptor: int) -> None:
+        self.direct.discard(descriptor)  # the system gives the number to another file
+        super().close(descriptor)
+
 
 class FailingReads(DiskCalls):
     """The reads numbered in `failing` (counted from 0 once `armed`) fail with EIO."""
