@@ -1,0 +1,56 @@
+"""Every example runs and says what it should."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from serai.runtime.bench.tiny import write_tiny_model
+from tests.shared import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    write_tiny_model(folder)
+    return folder
+
+
+def run(name: str, *arguments: object, cwd: Path) -> str:
+    command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_hello(tiny: Path, tmp_path: Path) -> None:
+    out = run("hello.py", tiny, cwd=tmp_path)
+    assert "<Session " in out
+    assert "1 sessions" in out
+
+
+def test_fork_three_ways(tiny: Path, tmp_path: Path) -> None:
+    out = run("fork_three_ways.py", tiny, cwd=tmp_path)
+    assert "and 0 bytes of state" in out
+    assert "What is the job of Tom?" in out
+
+
+def test_resume_after_crash(tiny: Path, tmp_path: Path) -> None:
+    out = run("resume_after_crash.py", tiny, cwd=tmp_path)
+    assert "ended with signal 9" in out
+    assert "equal to an undisturbed run: True" in out
+
+
+def test_the_demo(tiny: Path, tmp_path: Path) -> None:
+    out = run("demo.py", tiny, cwd=tmp_path)
+    assert out.count("0 tokens computed again, every bit equal") == 2
+    assert "for 0 bytes" in out
+
+
+def test_make_tiny_model(tmp_path: Path) -> None:
+    out = run("make_tiny_model.py", tmp_path / "model", "--family", "kimi_linear", cwd=tmp_path)
+    assert "a kimi_linear model" in out
+    assert (tmp_path / "model" / "config.json").is_file()
