@@ -8,6 +8,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+
 from serai.kernels.compile import inline
 from serai.kernels.memory import f32_at, f32_at_n, store_at, store_at_n
 from serai.kernels.simd import fma, hsum, splat_f32

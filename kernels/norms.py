@@ -12,6 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numpy.typing import NDArray
+
 from serai.kernels import threads
 from serai.kernels.compile import inline, kernel
 from serai.kernels.lanes import load_lanes, store_lanes, sum_of_squares

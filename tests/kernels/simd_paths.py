@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+
 from serai.kernels import cpu
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from serai.kernels import naive, norms, threads
 
+from serai.kernels import naive, norms, threads
 from tests.kernels.simd_paths import digest, on_every_path
 
 F32 = NDArray[np.float32]

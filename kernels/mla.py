@@ -1,0 +1,305 @@
+"""Multi-head latent attention in its one form (absorbed), over paged latents, for one row or many.
+
+In latent space all heads share keys and values, so sixteen heads are sixteen lanes: for a tile of latents as float32
+rows,
+
+    score[n, heads] = scale * sum over d of latent[n, d] * q[d, heads]
+    out[d, heads]   = sum over n of latent[n, d] * p[n, heads]
+
+are products of numbers (latents, read as they lie) and vectors (the transposed queries; the weights p), with no
+transpose of what is long. Softmax runs down the lanes.
+
+What fixes a row's bits: the context is cut at multiples of `SPLIT` tokens. In a split a score is one chain of fused
+multiply-adds over ascending d; m is the split's largest score, p = exp(score - m), their sum and each output run over
+ascending n. Splits are merged in ascending order, the first taken as it is. A row runs to its own token and no
+further, so later tokens touch nothing of it; rows, heads, pages and threads are grouped as is fastest.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.kernels import threads
+from serai.kernels.atomic import atomic_add, atomic_store
+from serai.kernels.compile import inline, kernel
+from serai.kernels.lanes import LINE_BYTES, load_lanes, store_lanes
+from serai.kernels.latents import BF16_BYTES, Pages, latent_address, load_latent
+from serai.kernels.mathfn import exp16
+from serai.kernels.memory import addr, f32_at, store_at
+from serai.kernels.simd import fma, splat_f32, vmax
+from serai.kernels.threads import parallel_for
+from serai.kernels.tiles import TILE_NUMBERS, TILE_VECTORS, tile_product, transpose_16
+
+F32 = NDArray[np.float32]
+I64 = NDArray[np.int64]
+
+SPLIT = 128
+"""Tokens between two merges: part of the definition of every bit. As float32, a split's latents (0.3 MB) fit an L2."""
+
+ROW_TILE = 4
+"""Rows of a segment that share a loaded tile of latents. Decides no bits."""
+
+# Multiply-adds below which waking other threads costs more than it saves.
+SPREAD_WORK = 1 << 18
+
+
+class Attention(NamedTuple):
+    """The arguments of `attend`."""
+
+    q: Any
+    scale: Any
+    heads: Any
+    kv_lora: Any
+    seg_start: Any
+    seg_pos: Any
+    pages: Pages
+    out: Any
+    vectors: Any
+    """Vectors of heads that one task takes."""
+
+
+class Scratch(NamedTuple):
+    """One worker's memory; byte addresses, all on lines."""
+
+    latents: Any
+    """`[SPLIT, pitch]` float32."""
+    weights: Any
+    """`[SPLIT, vectors, 16]`: scores, then p."""
+    factors: Any
+    """`[2, vectors, 16]` of a merge."""
+    rows: Any
+    """For each row of the tile: queries `[width, vectors, 16]`, sums `[kv_lora, vectors, 16]`, m and the sum of p."""
+
+
+@inline
+def _pitch_floats(width: int) -> int:
+    """Floats from one latent to the next: an odd number of lines, so that a column of them uses all cache sets."""
+    return ((width + 15) // 16 | 1) * 16
+
+
+@inline
+def _row_floats(width: int, kv_lora: int, vectors: int) -> int:
+    return ((width + 15) // 16 * 16 + (kv_lora + 15) // 16 * 16 + 2) * vectors * 16
+
+
+@inline
+def _slot_floats(width: int, kv_lora: int, vectors: int) -> int:
+    shared = SPLIT * _pitch_floats(width) + (SPLIT + TILE_NUMBERS + 2) * vectors * 16
+    return shared + ROW_TILE * _row_floats(width, kv_lora, vectors)
+
+
+def mla_scratch_floats(kv_lora: int, rope: int, thread_count: int) -> int:
+    """Length of the float32 `scratch` of `attend`. Nothing needs to be in it, and nothing of use is left in it."""
+    width, lanes = kv_lora + rope, TILE_VECTORS * 16
+    pitch = (-(-width // 16) | 1) * 16
+    row = (-(-width // 16) * 16 + -(-kv_lora // 16) * 16 + 2) * lanes
+    return 32 + thread_count * (SPLIT * pitch + (SPLIT + TILE_NUMBERS + 2) * lanes + ROW_TILE * row)
+
+
+@inline
+def _sums_of(a: Attention, s: Scratch, row: int) -> Any:
+    """Addresses of a row's queries, sums, largest scores and sums of p."""
+    lane_bytes = a.vectors * LINE_BYTES
+    queries = s.rows + row * 4 * _row_floats(a.pages.width, a.kv_lora, a.vectors)
+    sums = queries + (a.pages.width + 15) // 16 * 16 * lane_bytes
+    largest = sums + (a.kv_lora + 15) // 16 * 16 * lane_bytes
+    return queries, sums, largest, largest + lane_bytes
+
+
+@inline
+def _transpose_queries(a: Attention, row: int, first_head: int, target: int) -> None:
+    """A row's queries of the task's heads as `[width, vectors, 16]`; heads that don't exist are zero."""
+    width, lane_bytes = a.pages.width, a.vectors * LINE_BYTES
+    for v in range(a.vectors):
+        head = first_head + 16 * v
+        source = addr(a.q, row * a.q.shape[1] + head * width)
+        for d in range(0, width, 16):
+            place = target + d * lane_bytes + v * LINE_BYTES
+            transpose_16(source + 4 * d, 4 * width, a.heads - head, width - d, place, lane_bytes)
+
+
+@inline
+def _load_split(a: Attention, s: Scratch, segment: int, first: int, count: int) -> None:
+    """Latents of `count` tokens from `first` as float32 rows, and zeros to the end of the last tile."""
+    width, pitch_bytes = a.pages.width, 4 * _pitch_floats(a.pages.width)
+    for n in range(count):
+        source = latent_address(a.pages, segment, first + n)
+        load_latent(source, a.pages.latent_bytes, width, s.latents + n * pitch_bytes)
+    for n in range(count, min((count + TILE_NUMBERS - 1) // TILE_NUMBERS * TILE_NUMBERS, SPLIT)):
+        for c in range(0, pitch_bytes, 64):
+            store_at(s.latents + n * pitch_bytes + c, splat_f32(0.0))
+
+
+@inline
+def _scores(a: Attention, s: Scratch, queries: int, count: int) -> None:
+    """Unscaled scores of the first `count` latents (and of the rest of the last tile) to the weights."""
+    lane_bytes, pitch_bytes = a.vectors * LINE_BYTES, 4 * _pitch_floats(a.pages.width)
+    for n in range(0, count, TILE_NUMBERS):
+        latent, target = s.latents + n * pitch_bytes, s.weights + n * lane_bytes
+        tile_product(a.vectors, latent, pitch_bytes, 4, queries, lane_bytes, a.pages.width, target, 0)
+
+
+@inline
+def _softmax(a: Attention, s: Scratch, count: int, is_first: bool, largest: int, total: int) -> None:
+    """Scores to p, and the factors that merge this split with those before; updates the row's m and sum of p."""
+    lane_bytes = a.vectors * LINE_BYTES
+    scale = splat_f32(a.scale)
+    for v in range(0, lane_bytes, LINE_BYTES):
+        peak = f32_at(s.weights + v)
+        for n in range(1, count):
+            peak = vmax(f32_at(s.weights + n * lane_bytes + v), peak)
+        peak = peak * scale
+        split_sum = splat_f32(0.0)
+        for n in range(count):
+            place = s.weights + n * lane_bytes + v
+            p = exp16(f32_at(place) * scale - peak)
+            store_at(place, p)
+            split_sum = split_sum + p
+        if is_first:
+            store_at(largest + v, peak)
+            store_at(total + v, split_sum)
+        else:
+            before = f32_at(largest + v)
+            now = vmax(before, peak)
+            old, new = exp16(before - now), exp16(peak - now)
+            store_at(largest + v, now)
+            store_at(total + v, fma(split_sum, new, f32_at(total + v) * old))
+            store_at(s.factors + v, old)
+            store_at(s.factors + lane_bytes + v, new)
+
+
+@inline
+def _values(a: Attention, s: Scratch, sums: int, count: int, is_first: bool) -> None:
+    """Sum of p * latent over the first `count` latents, merged into the row's sums."""
+    lane_bytes, pitch_bytes = a.vectors * LINE_BYTES, 4 * _pitch_floats(a.pages.width)
+    factors = 0 if is_first else s.factors
+    for d in range(0, a.kv_lora, TILE_NUMBERS):
+        latent, target = s.latents + 4 * d, sums + d * lane_bytes
+        tile_product(a.vectors, latent, 4, pitch_bytes, s.weights, lane_bytes, count, target, factors)
+
+
+@inline
+def _finish(a: Attention, s: Scratch, row: int, first_head: int, sums: int, total: int) -> None:
+    """Divide by the sum of p and write the heads' rows of `out`."""
+    lane_bytes = a.vectors * LINE_BYTES
+    square = s.weights
+    for v in range(a.vectors):
+        inverse = splat_f32(1.0) / f32_at(total + v * LINE_BYTES)
+        head = first_head + 16 * v
+        for d in range(0, a.kv_lora, 16):
+            column = sums + d * lane_bytes + v * LINE_BYTES
+            for j in range(16):
+                store_at(column + j * lane_bytes, f32_at(column + j * lane_bytes) * inverse)
+            transpose_16(column, lane_bytes, a.kv_lora - d, 16, square, LINE_BYTES)
+            for h in range(min(16, a.heads - head)):
+                place = addr(a.out, row * a.out.shape[1] + (head + h) * a.kv_lora + d)
+                store_lanes(place, load_lanes(square + h * LINE_BYTES, 16), a.kv_lora - d)
+
+
+@inline
+def _attend_tile(a: Attention, s: Scratch, segment: int, first_row: int, rows: int, first_head: int) -> None:
+    """Rows first_row.. of a segment, for the task's heads."""
+    position = a.seg_pos[segment] + first_row - a.seg_start[segment]
+    for i in range(rows):
+        queries, _, _, _ = _sums_of(a, s, i)
+        _transpose_queries(a, first_row + i, first_head, queries)
+    context = position + rows
+    for first in range(0, context, SPLIT):
+        _load_split(a, s, segment, first, min(SPLIT, context - first))
+        for i in range(rows):
+            # Row i sees the tokens up to its own.
+            count = min(SPLIT, position + i + 1 - first)
+            if count > 0:
+                queries, sums, largest, total = _sums_of(a, s, i)
+                _scores(a, s, queries, count)
+                _softmax(a, s, count, first == 0, largest, total)
+                _values(a, s, sums, count, first == 0)
+    for i in range(rows):
+        _, sums, _, total = _sums_of(a, s, i)
+        _finish(a, s, first_row + i, first_head, sums, total)
+
+
+@inline
+def _row_tiles(seg_start: Any, segment: int) -> Any:
+    return (seg_start[segment + 1] - seg_start[segment] + ROW_TILE - 1) // ROW_TILE
+
+
+@inline
+def _attend_task(a: Attention, s: Scratch, task: int, groups: int) -> None:
+    """Task = row tile * groups + group of heads."""
+    tile, group = task // groups, task % groups
+    segment = 0
+    while tile >= _row_tiles(a.seg_start, segment):
+        tile -= _row_tiles(a.seg_start, segment)
+        segment += 1
+    first_row = a.seg_start[segment] + tile * ROW_TILE
+    rows = min(ROW_TILE, a.seg_start[segment + 1] - first_row)
+    first_head = group * a.vectors * 16
+    _attend_tile(a, s, segment, first_row, rows, first_head)
+
+
+@inline
+def _worker(worker: int, a: Attention, tasks: int, groups: int, counter: int, slots: int) -> None:
+    """Take tasks until none is left, with the worker's own scratch."""
+    lane_bytes = a.vectors * LINE_BYTES
+    latents = slots + worker * 4 * _slot_floats(a.pages.width, a.kv_lora, a.vectors)
+    weights = latents + SPLIT * 4 * _pitch_floats(a.pages.width)
+    factors = weights + (SPLIT + TILE_NUMBERS) * lane_bytes
+    scratch = Scratch(latents, weights, factors, factors + 2 * lane_bytes)
+    task = atomic_add(counter, 1)
+    while task < tasks:
+        _attend_task(a, scratch, task, groups)
+        task = atomic_add(counter, 1)
+
+
+@kernel(
+    "void(f32[:, ::1], f32, i64, i64, i64, i64[::1], i64[::1], i64[::1], i64[::1], i64, i64, i64, f32[:, ::1],"
+    "f32[::1])",
+    before=threads.start,
+)
+def attend(
+    q: F32,
+    scale: float,
+    heads: int,
+    kv_lora: int,
+    rope: int,
+    seg_start: I64,
+    seg_pos: I64,
+    page_addr: I64,
+    page_start: I64,
+    page_tokens: int,
+    layer_offset: int,
+    latent_bytes: int,
+    out: F32,
+    scratch: F32,
+) -> None:
+    """Causal attention of R rows over their sessions' latents, their own included (already stored).
+
+    `q [R, heads * (kv_lora + rope)]`: absorbed queries, a head's latent part and then its shared part; `scale`
+    multiplies the scores; `out [R, heads * kv_lora]`: mixed latents, a head after the other. Segments, pages,
+    `layer_offset` and `latent_bytes` as in `store_latents`. `scratch`: `mla_scratch_floats(kv_lora, rope, threads)`;
+    with less, fewer threads work. Raises ValueError if it is too small for one, or for another size of latent.
+    """
+    if latent_bytes != 4 and latent_bytes != BF16_BYTES:
+        raise ValueError("latents are float32 (4 bytes) or bfloat16 (2 bytes)")
+    width = kv_lora + rope
+    slots = (scratch.size - 32) // _slot_floats(width, kv_lora, TILE_VECTORS)
+    if slots < 1:
+        raise ValueError("attend needs mla_scratch_floats(kv_lora, rope, threads) floats of scratch")
+    tiles = 0
+    multiplications = 0
+    for segment in range(seg_start.size - 1):
+        tiles += _row_tiles(seg_start, segment)
+        rows = seg_start[segment + 1] - seg_start[segment]
+        multiplications += rows * (seg_pos[segment] + rows) * heads * width
+    # As many heads together as registers hold, unless that leaves threads without a task.
+    head_vectors = (heads + 15) // 16
+    vectors = min(TILE_VECTORS, (head_vectors * tiles + slots - 1) // slots, head_vectors)
+    groups = (head_vectors + vectors - 1) // vectors
+    pages = Pages(page_addr, page_start, page_tokens, layer_offset, width, latent_bytes)
+    attention = Attention(q, scale, heads, kv_lora, seg_start, seg_pos, pages, out, vectors)
+    counter = (addr(scratch, 0) + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
+    atomic_store(counter, 0)
+    arguments = (attention, tiles * groups, groups, counter, counter + LINE_BYTES)
+    parallel_for(min(slots, tiles * groups), multiplications > SPREAD_WORK, _worker, arguments)

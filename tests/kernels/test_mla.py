@@ -1,0 +1,180 @@
+"""MLA: latents and outputs against float64, and bits that depend on a session's own tokens up to the row alone."""
+
+import itertools
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from serai.kernels import naive, threads
+from serai.kernels.latents import store_latents
+from serai.kernels.mla import SPLIT, attend, mla_scratch_floats
+from tests.kernels.mla_case import LAYER, LAYERS, Session, Tables, feed, run, store
+from tests.kernels.simd_paths import digest, on_every_path
+
+F32 = NDArray[np.float32]
+BORDERS = [1, 2, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT + 5]
+
+
+def error(value: NDArray[np.floating], expected: NDArray[np.floating]) -> float:
+    return float(np.linalg.norm(value - expected) / np.linalg.norm(expected))
+
+
+def same(a: F32, b: F32) -> None:
+    np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+@pytest.mark.parametrize("latent_bytes", [4, 2])
+@pytest.mark.parametrize(("kv_lora", "rope"), [(64, 32), (512, 64), (20, 3), (16, 0)])
+def test_latents_are_normed_and_stored_where_they_belong(kv_lora: int, rope: int, latent_bytes: int) -> None:
+    session = Session(2, kv_lora, rope, 21, page_tokens=8, latent_bytes=latent_bytes)
+    store([(session, 0, 5)])
+    store([(session, 5, 21)])
+    expected = naive.mla_latents(session.proj.astype(np.float64), session.norm_w.astype(np.float64), 1e-6)
+    np.testing.assert_allclose(session.widened(), expected, rtol=1e-6 if latent_bytes == 4 else 2.0**-8, atol=1e-7)
+    whole = np.stack(session.pages)
+    if latent_bytes == 2:
+        whole = naive.bf16_widen(whole)
+    assert np.isnan(np.delete(whole, LAYER, axis=1)).all(), "another layer was written"
+    assert np.isnan(whole[-1, LAYER, 21 % 8 :]).all(), "a row past the last token was written"
+    assert whole.shape[1] == LAYERS
+
+
+def test_bfloat16_latents_are_the_float32_ones_rounded_once_and_nan_is_kept() -> None:
+    exact, rounded = Session(1, 64, 16, 9), Session(1, 64, 16, 9, latent_bytes=2)
+    exact.proj[4, 70] = rounded.proj[4, 70] = np.nan
+    for session in (exact, rounded):
+        store([(session, 0, 9)])
+    latents = exact.latents().astype(np.float32)
+    np.testing.assert_array_equal(rounded.latents(), naive.bf16_round(latents))
+    assert np.isnan(rounded.widened()[4, 70])
+
+
+@pytest.mark.parametrize("latent_bytes", [4, 2])
+@pytest.mark.parametrize(
+    ("heads", "kv_lora", "rope"), [(4, 64, 32), (1, 20, 3), (33, 16, 16), (48, 40, 8), (96, 512, 64)]
+)
+def test_output_matches_float64(heads: int, kv_lora: int, rope: int, latent_bytes: int) -> None:
+    tokens = 2 * SPLIT + 5
+    session = Session(heads, kv_lora, rope, tokens, latent_bytes=latent_bytes)
+    store([(session, 0, tokens)])
+    for count in BORDERS:
+        first = max(0, count - 6)
+        (out,) = run([(session, first, count)])
+        assert error(out, session.define(first, count)) < 2e-6
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 3.0, 40.0])
+def test_flat_and_peaked_attention_match_float64(scale: float) -> None:
+    """B109: scores that leave all other weights at 0 (or denormal) give no NaN."""
+    session = Session(4, 64, 32, SPLIT + 30, score_scale=scale)
+    store([(session, 0, session.tokens)])
+    (out,) = run([(session, SPLIT, session.tokens)])
+    assert error(out, session.define(SPLIT, session.tokens)) < 2e-5
+
+
+def test_later_tokens_touch_nothing_whatever_they_hold() -> None:
+    """B109: masked latents are neither multiplied by 0 nor given a score; infinity and NaN in them stay there."""
+    session = Session(4, 64, 32, SPLIT + 20)
+    store([(session, 0, SPLIT + 20)])
+    (clean,) = run([(session, 0, SPLIT + 20)])
+    for value in (np.nan, np.inf, -np.inf, 3e38):
+        for token in (SPLIT + 10, 3):
+            store([(session, 0, SPLIT + 20)])
+            session.pages[token // 16][LAYER, token % 16] = value
+            (out,) = run([(session, 0, SPLIT + 20)])
+            same(out[:token], clean[:token])
+
+
+@pytest.mark.parametrize("latent_bytes", [4, 2])
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 35, 64, 65, SPLIT + 3])
+def test_one_call_gives_the_bits_of_one_token_at_a_time(tokens: int, latent_bytes: int) -> None:
+    """B02, for latents and outputs."""
+    session = Session(3, 64, 32, tokens, latent_bytes=latent_bytes)
+    whole = feed(session, [tokens])
+    latents = session.latents()
+    stepped = feed(session, [1] * tokens)
+    same(whole, stepped)
+    np.testing.assert_array_equal(session.latents().view(np.uint8), latents.view(np.uint8))
+
+
+def test_any_split_of_a_run_gives_the_same_bits() -> None:
+    """B03: 40 tokens as 40, 16+16+8, 39+1 and 25+15; and a run that lost its first window does not."""
+    session = Session(4, 64, 32, 40)
+    whole = feed(session, [40])
+    for lengths in ([16, 16, 8], [39, 1], [25, 15]):
+        same(feed(session, lengths), whole)
+    session.forget()
+    store([(session, 25, 40)])
+    for page in session.pages:
+        page[np.isnan(page)] = 0
+    (out,) = run([(session, 25, 40)])
+    assert error(out, whole[25:]) > 0.1
+
+
+def test_the_size_of_a_page_affects_no_bits() -> None:
+    outs = []
+    for page_tokens in (1, 7, 16, 128, 1000):
+        session = Session(4, 64, 32, SPLIT + 9, page_tokens=page_tokens)
+        store([(session, 0, session.tokens)])
+        outs += run([(session, SPLIT - 2, session.tokens)])
+    for out in outs[1:]:
+        same(out, outs[0])
+
+
+def test_a_rows_bits_do_not_depend_on_the_batch_its_order_threads_or_scratch() -> None:
+    tokens = [5, SPLIT + 40, 1, 70, 2 * SPLIT]
+    sessions = [Session(40, 32, 16, n, seed=i) for i, n in enumerate(tokens)]
+    spans = [(session, max(0, session.tokens - 9 + i), session.tokens) for i, session in enumerate(sessions)]
+    store([(session, 0, session.tokens) for session in sessions])
+    alone = [run([span])[0] for span in spans]
+    before = threads.threads()
+    try:
+        for count in (1, 2, 3):
+            threads.set_threads(count)
+            for order, slots in itertools.product(([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]), (1, 2, 7)):
+                for i, out in zip(order, run([spans[i] for i in order], slots), strict=True):
+                    same(out, alone[i])
+    finally:
+        threads.set_threads(before)
+
+
+def test_a_row_alone_gives_the_bits_it_has_among_others() -> None:
+    session = Session(4, 64, 32, SPLIT + 12)
+    store([(session, 0, session.tokens)])
+    (together,) = run([(session, 0, session.tokens)])
+    for t in (0, 1, SPLIT - 1, SPLIT, session.tokens - 1):
+        same(run([(session, t, t + 1)])[0][0], together[t])
+
+
+def test_wrong_arrays_sizes_and_scratch_are_refused() -> None:
+    """B07: an array that would need a private copy never passes."""
+    session = Session(2, 16, 16, 3)
+    tables = Tables([(session, 0, 3)])
+    where = (tables.starts, tables.positions, tables.pages, tables.page_starts, 16, 0)
+    out, scratch = np.zeros((3, 32), np.float32), np.zeros(mla_scratch_floats(16, 16, 1), np.float32)
+    with pytest.raises(TypeError):
+        attend(session.queries[:, ::2], 0.1, 1, 16, 16, *where, 4, out, scratch)
+    with pytest.raises(TypeError):
+        attend(session.queries, 0.1, 2, 16, 16, *where, 4, out.astype(np.float64), scratch)
+    with pytest.raises(ValueError, match="bfloat16"):
+        attend(session.queries, 0.1, 2, 16, 16, *where, 1, out, scratch)
+    with pytest.raises(ValueError, match="scratch"):
+        attend(session.queries, 0.1, 2, 16, 16, *where, 4, out, scratch[:-1])
+    with pytest.raises(TypeError):
+        store_latents(session.proj.astype(np.float16), 0, session.norm_w, 1e-6, 16, *where, 4)
+    with pytest.raises(ValueError, match="bfloat16"):
+        store_latents(session.proj, 0, session.norm_w, 1e-6, 16, *where, 8)
+
+
+def bits() -> str:
+    results: list[F32] = []
+    for heads, kv_lora, rope, latent_bytes in ((40, 64, 32, 4), (3, 20, 3, 2)):
+        session = Session(heads, kv_lora, rope, SPLIT + 21, latent_bytes=latent_bytes)
+        store([(session, 0, session.tokens)])
+        results += [*run([(session, 3, session.tokens)]), session.latents()]
+    return digest(*results)
+
+
+def test_every_simd_path_gives_the_same_bits() -> None:
+    assert len(set(on_every_path(__name__, "bits").values())) == 1
