@@ -85,6 +85,14 @@ class NodeInUse(SeraiError):
         self.children = children
 
 
+class TransferBroken(SeraiError):
+    """A bundle ended before its end; what came whole is kept unseen for the next attempt."""
+
+    def __init__(self, *, received_bytes: int) -> None:
+        super().__init__(f"the transfer broke off after {received_bytes} bytes; start it again to send what is missing")
+        self.received_bytes = received_bytes
+
+
 class StoreInvalid(SeraiError):
     """The folder is not a store that can be used as it is."""
 

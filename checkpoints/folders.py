@@ -3,7 +3,7 @@
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
@@ -48,13 +48,13 @@ class Folder:
     def sync(self) -> None:
         self.disk.fsync(self.fd)
 
-    def write_temporary(self, pieces: Sequence[Buffer], *, direct: bool) -> str:
-        """Write a new file under a random name, fsync it and return the name. A failed one is removed again.
+    def write_temporary(self, pieces: Iterable[Buffer], *, size_bytes: int, direct: bool) -> str:
+        """Write a new file of `size_bytes` under a random name, fsync it and return the name.
 
-        `direct` keeps a large file out of the page cache.
+        A failed one is removed again. `direct` keeps a large file, of whole blocks, out of the page cache.
         """
         name = f"{secrets.token_hex(16)}.tmp"
-        direct = direct and sum(memoryview(piece).nbytes for piece in pieces) >= DIRECT_FROM_BYTES
+        direct = direct and size_bytes >= DIRECT_FROM_BYTES
         fd = self.disk.create(name, folder=self.fd, direct=direct)
         try:
             try:
@@ -64,7 +64,7 @@ class Folder:
                     self.disk.forget_pages(fd)
             finally:
                 os.close(fd)
-        except OSError:
+        except BaseException:
             self.remove(name)
             raise
         return name

@@ -68,7 +68,7 @@ _PART_MAGIC: Final = b"SERAIPRT"
 _PART: Final = struct.Struct("<8sIIQQ32s32s24x")
 _PART_CHECK_BYTES: Final = 8
 PART_HEADER_BYTES: Final = _PART.size + _PART_CHECK_BYTES
-MAX_PART_BYTES: Final = 1 << 32
+MAX_PART_BYTES: Final = 1 << 28
 
 
 class DocumentKind(IntEnum):
@@ -94,30 +94,27 @@ def frame_document(kind: DocumentKind, body: bytes) -> Document:
 
 
 def read_document(reader: Reader, kind: DocumentKind) -> Document:
-    """The whole document, verified; `SnapshotCorrupt` or `FormatUnknown` otherwise. `data` is the JSON without its
-    header.
-    """
-    what = reader.what
-    if reader.size_bytes < _DOCUMENT.size:
-        raise SnapshotCorrupt(
-            what=what, problem=f"its file has {reader.size_bytes} bytes and a header takes {_DOCUMENT.size}"
-        )
-    header = bytes(reader.take(_DOCUMENT.size))
+    """The whole document, verified; `SnapshotCorrupt` or `FormatUnknown` otherwise. `data` is its JSON alone."""
+    if not _DOCUMENT.size <= reader.size_bytes <= _DOCUMENT.size + MAX_DOCUMENT_BYTES:
+        raise SnapshotCorrupt(what=reader.what, problem=f"its file has {reader.size_bytes} bytes, as no document has")
+    return unframe_document(bytes(reader.take(reader.size_bytes)), kind, reader.what)
+
+
+def unframe_document(data: bytes, kind: DocumentKind, what: str) -> Document:
+    """The document in `data`, verified as by `read_document`."""
+    if len(data) < _DOCUMENT.size:
+        raise SnapshotCorrupt(what=what, problem=f"it has {len(data)} bytes and a header takes {_DOCUMENT.size}")
+    header, body = data[: _DOCUMENT.size], data[_DOCUMENT.size :]
     magic, version, found_kind, length, digest = _DOCUMENT.unpack(header)
     if magic != _DOCUMENT_MAGIC:
         raise SnapshotCorrupt(what=what, problem="it does not begin like a serai document")
     _check_version(version, what)
-    if length != reader.size_bytes - _DOCUMENT.size or length > MAX_DOCUMENT_BYTES:
-        raise SnapshotCorrupt(
-            what=what, problem=f"its header promises {length} bytes and {reader.size_bytes - _DOCUMENT.size} follow"
-        )
-    body = bytes(reader.take(length))
+    if length != len(body):
+        raise SnapshotCorrupt(what=what, problem=f"its header promises {length} bytes and {len(body)} follow")
     if blake3(header[:_DOCUMENT_SEALED_BYTES]).update(body).digest() != digest or any(header[-8:]):
         raise SnapshotCorrupt(what=what, problem="its content does not match its hash")
     if found_kind != kind:
-        raise SnapshotCorrupt(
-            what=what, problem=f"it is a document of kind {found_kind}, not {kind.name.lower()} ({kind})"
-        )
+        raise SnapshotCorrupt(what=what, problem=f"it is a document of kind {found_kind}, not {kind} ({kind.name})")
     return Document(body, digest.hex())
 
 

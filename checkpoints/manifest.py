@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from serai.checkpoints import jsonio
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
-from serai.checkpoints.format import HASH_BYTES, TensorSpec, safetensors_header
+from serai.checkpoints.format import HASH_BYTES, MAX_PART_BYTES, TensorSpec, safetensors_header
 from serai.checkpoints.snapshot import Fingerprint, LatentType, StateLayout
 
 
@@ -77,11 +77,14 @@ def part_specs(manifest: Manifest) -> list[tuple[TensorSpec, ...]]:
 
 def part_bytes(manifest: Manifest) -> list[int]:
     """The unpacked bytes of each part, safetensors header included, in the order of `Manifest.parts`."""
-    sizes = {
-        specs: len(safetensors_header(specs)) + sum(spec.size_bytes for spec in specs)
-        for specs in set(part_specs(manifest))
-    }
-    return [sizes[specs] for specs in part_specs(manifest)]
+    kinds = part_specs(manifest)
+    sizes = {specs: raw_bytes_of(specs) for specs in set(kinds)}
+    return [sizes[specs] for specs in kinds]
+
+
+def raw_bytes_of(specs: tuple[TensorSpec, ...]) -> int:
+    """The unpacked bytes of a part that holds these tensors."""
+    return len(safetensors_header(specs)) + sum(spec.size_bytes for spec in specs)
 
 
 def state_specs(layout: StateLayout, storage: Storage) -> tuple[TensorSpec, ...]:
@@ -164,6 +167,13 @@ def decode(body: bytes, what: str) -> Manifest:
         pages=_hashes(parts, "pages", what),
         logits=jsonio.optional_text(parts, "logits", what),
     )
+    kinds = (
+        state_specs(layout, manifest.storage),
+        page_specs(layout, manifest.storage, layout.page_tokens),
+        logits_specs(layout),
+    )
+    if any(sum(spec.size_bytes for spec in specs) > MAX_PART_BYTES for specs in kinds):
+        raise SnapshotCorrupt(what=what, problem=f"its layout has parts of more than {MAX_PART_BYTES} bytes")
     # Divided, not listed: a hostile position must not make a list of its pages before it is compared with what is
     # there.
     pages = -(-position // layout.page_tokens) if layout.mla_layers else 0
@@ -173,7 +183,7 @@ def decode(body: bytes, what: str) -> Manifest:
         or (manifest.logits is None) != (position == 0)
     ):
         raise SnapshotCorrupt(what=what, problem=f"its list of parts does not fit position {position} of its layout")
-    if manifest.logits is not None and not _is_hash(manifest.logits):
+    if manifest.logits is not None and not is_hash(manifest.logits):
         raise SnapshotCorrupt(what=what, problem="it names a part by something that is no hash")
     return manifest
 
@@ -217,10 +227,11 @@ def _stored_as(value: dict[str, Any], name: str, what: str) -> StoredAs:
 
 def _hashes(parts: dict[str, Any], name: str, what: str) -> tuple[str, ...]:
     found = jsonio.field(parts, name, list, what)
-    if not all(isinstance(item, str) and _is_hash(item) for item in found):
+    if not all(isinstance(item, str) and is_hash(item) for item in found):
         raise SnapshotCorrupt(what=what, problem=f"its {name} are no list of part hashes")
     return tuple(found)
 
 
-def _is_hash(text: str) -> bool:
+def is_hash(text: str) -> bool:
+    """Whether a text has the form of a hash, as every part's name has."""
     return len(text) == 2 * HASH_BYTES and all(char in "0123456789abcdef" for char in text)

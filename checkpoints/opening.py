@@ -136,7 +136,8 @@ def _store_id(root: Folder, temporary: Folder) -> str:
     except FileNotFoundError:
         store_id = new_id()
         body = jsonio.encode({"id": store_id, "created_s": time.time()})
-        name = temporary.write_temporary([frame_document(DocumentKind.STORE, body).data], direct=False)
+        data = frame_document(DocumentKind.STORE, body).data
+        name = temporary.write_temporary([data], size_bytes=len(data), direct=False)
         temporary.publish(name, root, _STORE_NAME)
         root.sync()
         return store_id

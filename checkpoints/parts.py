@@ -20,7 +20,7 @@ from serai.checkpoints.format import (
     read_part_header,
     safetensors_header,
 )
-from serai.checkpoints.streams import BLOCK_BYTES, Reader
+from serai.checkpoints.streams import BLOCK_BYTES, Buffer, Reader
 
 DTYPES: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "I8": np.dtype("i1")}
 
@@ -75,16 +75,33 @@ class PartFiles:
         stored_bytes = sum(memoryview(piece).nbytes for piece in payload)
         base_hash = base.hash if base is not None and codec is Codec.ZSTD_DELTA_4 else None
         header = PartHeader(codec, content.size_bytes, stored_bytes, content.hash, base_hash)
-        padding = bytes(part_file_bytes(header.stored_bytes) - PART_HEADER_BYTES - header.stored_bytes)
-        name = self.temporary.write_temporary([header.pack(), *payload, padding], direct=self.direct)
-        prefix, rest = _split(content.hash)
+        size_bytes = part_file_bytes(header.stored_bytes)
+        padding = bytes(size_bytes - PART_HEADER_BYTES - header.stored_bytes)
+        pieces = [header.pack(), *payload, padding]
+        name = self.temporary.write_temporary(pieces, size_bytes=size_bytes, direct=self.direct)
+        self.publish(name, content.hash)
+        return header
+
+    def receive(self, name: str, specs: Sequence[TensorSpec], pieces: Iterable[Buffer], size_bytes: int) -> str:
+        """Write the file of a part from elsewhere and verify it; a delta's base must be here. Its temporary name."""
+        temporary = self.temporary.write_temporary(pieces, size_bytes=size_bytes, direct=self.direct)
+        try:
+            with self.temporary.reading(temporary, f"part {name}", direct=self.direct) as reader:
+                self._read(reader, name, specs, [np.empty(spec.size_bytes, np.uint8) for spec in specs])
+        except BaseException:
+            self.temporary.remove(temporary)
+            raise
+        return temporary
+
+    def publish(self, temporary: str, name: str) -> None:
+        """Give a part's complete file its name; durable after `sync`."""
+        prefix, rest = _split(name)
         try:
             with self.folder.child(prefix, create=True) as child:
-                self.temporary.publish(name, child, rest)
+                self.temporary.publish(temporary, child, rest)
         except OSError:
-            self.temporary.remove(name)
+            self.temporary.remove(temporary)
             raise
-        return header
 
     def sync(self, hashes: Iterable[str]) -> None:
         """Make the names of these parts durable, and those of the folders they are in."""

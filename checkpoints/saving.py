@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from serai.checkpoints.codec import Packing
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
-from serai.checkpoints.format import TensorSpec, part_file_bytes
+from serai.checkpoints.format import PartHeader, TensorSpec, part_file_bytes
 from serai.checkpoints.index import Index, PartRow
 from serai.checkpoints.manifest import Manifest, Storage, StoredAs, logits_specs, page_specs, part_bytes, state_specs
 from serai.checkpoints.parts import DTYPES, Base, PartFiles, content_of
@@ -154,13 +154,13 @@ class Shelf:
 
     def _put(self, slot: Slot, packing: Packing, pin: Callable[[str], None], mine: list[str]) -> SavedPart:
         known = self._known(slot)
-        found = None if known is None else self._found(known, pin)
+        found = None if known is None else self.found(known, pin)
         if found is not None:
             return found
         content = content_of(slot.specs, (*to_stored(slot.values, slot.stored_as), *slot.exact))
         self._learn(slot, content.hash)
-        with self.stripes[int(content.hash[:2], 16)]:  # so that one file is never written as deltas to two bases
-            found = self._found(content.hash, pin)
+        with self.stripe(content.hash):
+            found = self.found(content.hash, pin)
             if found is not None:
                 return found
             mine.append(content.hash)
@@ -168,13 +168,21 @@ class Shelf:
             if packing is Packing.SMALL and slot.base is not None and self.index.part(content.hash) is None:
                 base, base_row = self._base(slot.specs, slot.base, pin)
             head = self.files.write(content, packing, base)
-            row = PartRow(content.hash, head.raw_bytes, part_file_bytes(head.stored_bytes), head.base)
-            part = SavedPart(row, None if head.base is None else base_row, is_new=True, is_durable=False)
-            with self.index.lock:
-                self.pins.written[content.hash] = part
+            return self.note_written(head, None if head.base is None else base_row)
+
+    def note_written(self, head: PartHeader, base: PartRow | None) -> SavedPart:
+        """Let other saves know of a pinned part whose file is complete, before a snapshot with it is committed."""
+        row = PartRow(head.hash, head.raw_bytes, part_file_bytes(head.stored_bytes), head.base)
+        part = SavedPart(row, base, is_new=True, is_durable=False)
+        with self.index.lock:
+            self.pins.written[head.hash] = part
         return part
 
-    def _found(self, name: str, pin: Callable[[str], None]) -> SavedPart | None:
+    def stripe(self, name: str) -> threading.Lock:
+        """Held by whoever writes a part, so that its file is never written as deltas to two bases."""
+        return self.stripes[int(name[:2], 16)]
+
+    def found(self, name: str, pin: Callable[[str], None]) -> SavedPart | None:
         """The sound part `name`, if the store or another running save has it, pinned together with its base."""
         with self.index.lock:
             pin(name)
@@ -193,7 +201,7 @@ class Shelf:
         self, specs: tuple[TensorSpec, ...], name: str, pin: Callable[[str], None]
     ) -> tuple[Base, PartRow] | tuple[None, None]:
         """The part that new content may be a delta to: the one proposed, or the one that is a delta to."""
-        found = self._found(name, pin)
+        found = self.found(name, pin)
         row = None if found is None else found.base or found.row
         if row is None or row.damaged:
             return None, None

@@ -15,9 +15,9 @@ from serai.checkpoints.errors import (
     SnapshotCorrupt,
     SnapshotMissing,
 )
-from serai.checkpoints.format import DocumentKind, frame_document, read_document
+from serai.checkpoints.format import MAX_PART_BYTES, DocumentKind, frame_document, read_document
 from serai.checkpoints.index import FileKind, NodeRow, SnapshotRow
-from serai.checkpoints.manifest import LOSSLESS, Manifest, Storage
+from serai.checkpoints.manifest import LOSSLESS, Manifest, Storage, logits_specs, page_specs, state_specs
 from serai.checkpoints.reports import Erased, SaveReport, Sizes, SnapshotInfo
 from serai.checkpoints.saving import Allocate, SavedPart
 from serai.checkpoints.snapshot import Fingerprint, Snapshot, new_snapshot
@@ -77,6 +77,7 @@ class Store(Tree):
             row = self._row(node_id)
             if snapshot.position != row.position:
                 raise ValueError(f"node {node_id} is at position {row.position}, the snapshot at {snapshot.position}")
+            _check_part_sizes(snapshot, storage)
             bases = self._bases(row, snapshot, storage) if packing is Packing.SMALL else ()
             saved = self._shelf.put(snapshot, storage, packing, pin, bases)
             states, pages = snapshot.layout.kda_shape[0], len(snapshot.pages)
@@ -292,6 +293,14 @@ class Store(Tree):
             tag_bytes=files[FileKind.TAG],
             unpacked_bytes=counts.unpacked_bytes,
         )
+
+
+def _check_part_sizes(snapshot: Snapshot, storage: Storage) -> None:
+    layout = snapshot.layout
+    for specs in (state_specs(layout, storage), page_specs(layout, storage, layout.page_tokens), logits_specs(layout)):
+        largest = sum(spec.size_bytes for spec in specs)
+        if largest > MAX_PART_BYTES:
+            raise ValueError(f"a part of this layout takes {largest} bytes and {MAX_PART_BYTES} are allowed: {layout}")
 
 
 def _check_fingerprint(entry: Manifest, running: Fingerprint | None) -> None:

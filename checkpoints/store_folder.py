@@ -86,7 +86,7 @@ class StoreFolder:
 
     def _write_file(self, data: bytes, folder: Folder, name: str) -> None:
         """Write a whole file durably under its final name."""
-        temporary = self._folders.temporary.write_temporary([data], direct=False)
+        temporary = self._folders.temporary.write_temporary([data], size_bytes=len(data), direct=False)
         self._folders.temporary.publish(temporary, folder, name)
         with self._taking_back(folder, name):
             folder.sync()

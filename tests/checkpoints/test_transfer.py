@@ -1,0 +1,209 @@
+"""Sessions move between stores whole, without what is there already, and however often the line breaks."""
+
+import io
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serai.checkpoints import NodeRecord, Snapshot, Store
+from serai.checkpoints.errors import FormatUnknown, SeraiError, SessionGone, SnapshotCorrupt, StoreFull, TransferBroken
+from serai.checkpoints.fsck import fsck
+from serai.checkpoints.receiving import import_bundle
+from serai.checkpoints.transfer import export, parts_of, wanted
+from tests.checkpoints.disks import FailingDisk
+from tests.checkpoints.samples import FINGERPRINT, grown, make_node, make_snapshot, same_bits, saved
+from tests.checkpoints.test_delta import chain
+
+
+@contextmanager
+def two_stores(folder: Path, disk: FailingDisk | None = None) -> Iterator[tuple[Store, Store]]:
+    with Store.open(str(folder / "here")) as here, Store.open(str(folder / "there"), disk=disk) as there:
+        yield here, there
+
+
+def bundle_of(store: Store, node: NodeRecord) -> bytes:
+    sink = io.BytesIO()
+    moved = export(store, node.id, sink)
+    assert moved.bytes == len(sink.getvalue())
+    return sink.getvalue()
+
+
+class Dribble:
+    """A source that gives a few bytes at a time."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = io.BytesIO(data)
+
+    def read(self, count: int, /) -> bytes:
+        return self._data.read(min(count, 1000))
+
+
+def session(store: Store) -> tuple[NodeRecord, Snapshot]:
+    """A session of three turns, a delta of a delta's base at its end, and one more node without a snapshot."""
+    states = chain(store, 3)
+    node = make_node(2, states[-1][0])
+    store.record(node)
+    return node, states[-1][1]
+
+
+def test_a_session_arrives_with_its_tokens_and_state(tmp_path: Path) -> None:
+    with two_stores(tmp_path) as (here, there):
+        node, state = session(here)
+        moved = import_bundle(there, Dribble(bundle_of(here, node)))
+        assert (moved.node_id, moved.nodes, moved.snapshots) == (node.id, 4, 1)
+        assert np.array_equal(there.tokens(node.id), here.tokens(node.id))
+        assert there.node(node.id).metadata == node.metadata
+        step = there.nearest_snapshot(node.id)
+        assert step is not None
+        assert same_bits(there.load(step, FINGERPRINT), state)
+        assert fsck(there).clean
+        assert there.resolve(node.session_id) == node.id
+
+
+def test_only_what_is_missing_is_sent(tmp_path: Path) -> None:
+    with two_stores(tmp_path) as (here, there):
+        state = make_snapshot(40)
+        node = saved(here, state)
+        import_bundle(there, io.BytesIO(bundle_of(here, node)))
+        later = saved(here, grown(state, 5), node)
+        names = parts_of(here, later.id)
+        missing = wanted(there, names)
+        assert len(names) - len(missing) == 10  # the full pages
+        sink = io.BytesIO()
+        moved = export(here, later.id, sink, parts=set(missing))
+        assert moved.parts == len(missing)
+        arrived = import_bundle(there, io.BytesIO(sink.getvalue()))
+        assert (arrived.nodes, arrived.parts) == (1, len(missing))
+        assert same_bits(there.load(later.id), grown(state, 5))
+        again = import_bundle(there, io.BytesIO(bundle_of(here, later)))
+        assert (again.nodes, again.snapshots, again.parts) == (0, 0, 0)
+        assert fsck(there).orphans == ()
+
+
+def test_a_broken_transfer_goes_on_where_it_broke(tmp_path: Path) -> None:
+    with two_stores(tmp_path) as (here, there):
+        node, state = session(here)
+        data = bundle_of(here, node)
+        names = parts_of(here, node.id)
+        lacking = len(names)
+        for end in range(100, len(data), len(data) // 9):
+            with pytest.raises(TransferBroken, match=f"after {end} bytes"):
+                import_bundle(there, io.BytesIO(data[:end]))
+            assert there.sessions() == []
+            missing = wanted(there, names)
+            assert len(missing) <= lacking
+            lacking = len(missing)
+        assert lacking < len(names)
+        sink = io.BytesIO()
+        export(here, node.id, sink, parts=set(wanted(there, names)))
+        assert len(sink.getvalue()) < len(data)
+        import_bundle(there, io.BytesIO(sink.getvalue()))
+        step = there.nearest_snapshot(node.id)
+        assert step is not None
+        assert same_bits(there.load(step), state)
+        assert fsck(there).orphans == ()
+
+
+def test_left_parts_are_removed_if_nobody_comes_back_for_them(tmp_path: Path) -> None:
+    with two_stores(tmp_path) as (here, there):
+        node, _ = session(here)
+        data = bundle_of(here, node)
+        with pytest.raises(TransferBroken):
+            import_bundle(there, io.BytesIO(data[:-10]))
+        assert len(fsck(there).orphans) > 0
+        assert fsck(there).orphans == ()
+        assert [file for file in (tmp_path / "there" / "parts").rglob("*") if file.is_file()] == []
+
+
+@pytest.mark.parametrize("call", ["create", "write", "fsync", "rename"])
+@pytest.mark.parametrize("after", [0, 3, 6, 9])
+def test_a_full_receiver_keeps_nothing(tmp_path: Path, call: str, after: int) -> None:
+    disk = FailingDisk(call, after=after)
+    disk.broken = False
+    with two_stores(tmp_path, disk) as (here, there):
+        node, state = session(here)
+        data = bundle_of(here, node)
+        disk.broken = True
+        with pytest.raises(StoreFull):
+            import_bundle(there, io.BytesIO(data))
+        disk.broken = False
+        assert there.sessions() == []
+        assert fsck(there).orphans == ()
+        import_bundle(there, io.BytesIO(data))
+        step = there.nearest_snapshot(node.id)
+        assert step is not None
+        assert same_bits(there.load(step), state)
+
+
+def test_any_changed_byte_is_noticed_and_nothing_kept(tmp_path: Path) -> None:
+    with two_stores(tmp_path) as (here, there):
+        node, _ = session(here)
+        data = bytearray(bundle_of(here, node))
+        for place in [*range(0, 400, 7), *range(400, len(data), len(data) // 60), len(data) - 1]:
+            data[place] ^= 0x20
+            with pytest.raises((SnapshotCorrupt, FormatUnknown, TransferBroken)) as caught:
+                import_bundle(there, io.BytesIO(bytes(data)))
+            data[place] ^= 0x20
+            assert there.sessions() == []
+            if not isinstance(caught.value, TransferBroken):
+                assert fsck(there).orphans == ()
+            else:
+                fsck(there)
+
+
+def test_a_bundle_is_taken_whatever_the_receiver_did_meanwhile(tmp_path: Path) -> None:
+    """The nodes are there already and went on; the snapshot was dropped; parts are damaged."""
+    with two_stores(tmp_path) as (here, there):
+        node, state = session(here)
+        data = bundle_of(here, node)
+        import_bundle(there, io.BytesIO(data))
+        step = there.nearest_snapshot(node.id)
+        assert step is not None
+        there.record(make_node(3, node))
+        there.drop_snapshot(step)
+        assert import_bundle(there, io.BytesIO(data)).snapshots == 1
+        file = next(file for file in (tmp_path / "there" / "parts").rglob("*") if file.is_file())
+        file.write_bytes(bytes(file.stat().st_size))
+        with pytest.raises(SeraiError):
+            there.load(step)
+        assert import_bundle(there, io.BytesIO(data)).snapshots == 1
+        assert same_bits(there.load(step), state)
+
+
+def test_a_node_of_the_same_id_but_other_tokens_is_refused(tmp_path: Path) -> None:
+    with two_stores(tmp_path) as (here, there):
+        node = make_node(5)
+        here.record(node)
+        there.record(replace(node, position=1, visible_tokens=1, tokens=np.array([9], np.int32)))
+        with pytest.raises(SnapshotCorrupt, match="another node of this id"):
+            import_bundle(there, io.BytesIO(bundle_of(here, node)))
+        assert there.tokens(node.id).tolist() == [9]
+        with pytest.raises(SessionGone):
+            export(here, make_node(1).id, io.BytesIO())
+
+
+def test_bundles_need_no_second_copy_in_memory(tmp_path: Path) -> None:
+    """A sink sees pieces of at most one buffer, and a source is asked for no more."""
+    with two_stores(tmp_path) as (here, there):
+        node, _ = session(here)
+        sizes: list[int] = []
+
+        class Sink:
+            def write(self, data: bytes, /) -> None:
+                sizes.append(len(data))
+
+        export(here, node.id, Sink())
+        assert max(sizes) <= 1 << 22
+        data = io.BytesIO(bundle_of(here, node))
+
+        class Source:
+            def read(self, count: int, /) -> bytes:
+                assert count <= 1 << 22
+                return data.read(count)
+
+        import_bundle(there, Source())
+        assert list(itertools.chain(there.sessions()))

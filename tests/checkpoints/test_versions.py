@@ -1,0 +1,56 @@
+"""Stores written by every format version there ever was are read; they lie in data/ and are never written again."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serai.checkpoints import Store
+from serai.checkpoints.codec import Codec
+from serai.checkpoints.format import FORMAT_VERSION
+from serai.checkpoints.fsck import fsck, rebuild
+from tests.checkpoints.make_version_1 import FINGERPRINT, FOLDER, STEPS, node, state
+from tests.checkpoints.samples import same_bits
+
+
+def copied(folder: Path, target: Path) -> Path:
+    """A copy as private as a store must be: version control keeps no modes."""
+    shutil.copytree(folder, target)
+    target.chmod(0o700)
+    for name in ("nodes", "manifests", "parts", "tags", "tmp"):
+        (target / name).mkdir(exist_ok=True)
+    return target
+
+
+def test_version_1_is_read(tmp_path: Path) -> None:
+    """B58: the previous supported version loads from a kept fixture: all codecs, number types and documents of it."""
+    folder = copied(FOLDER, tmp_path / "s")
+    assert rebuild(str(folder)).clean
+    with Store.open(str(folder)) as store:
+        assert fsck(store).clean
+        parent = None
+        codecs = set()
+        for number, (tokens, _, storage) in enumerate(STEPS, start=1):
+            expected = node(number, tokens, parent)
+            found = store.node(expected.id)
+            for name in type(expected).__dataclass_fields__:
+                assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+            assert store.snapshot_info(expected.id).storage == storage
+            loaded = store.load(expected.id, FINGERPRINT)
+            if storage.lossy:
+                assert np.array_equal(loaded.kda, state(expected.position).kda)
+                assert np.array_equal(loaded.conv, state(expected.position).conv)
+            else:
+                assert same_bits(loaded, state(expected.position))
+            heads = [store._files.head(name) for name in store._manifest(expected.id).parts]
+            codecs |= {Codec(head.codec) for head in heads if head is not None}
+            parent = expected
+        assert parent is not None
+        assert store.resolve("release") == parent.id
+        assert codecs == set(Codec)
+
+
+@pytest.mark.parametrize("version", range(1, FORMAT_VERSION + 1))
+def test_every_version_has_its_files(version: int) -> None:
+    assert (FOLDER.parent / f"version-{version}" / "store").is_file()
