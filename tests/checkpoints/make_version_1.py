@@ -1,4 +1,4 @@
-"""Wrote tests/checkpoints/data/version-1, a store of format version 1; those files are never changed again."""
+"""Wrote data/version-1, a store of format version 1; those files are never changed again."""
 
 import shutil
 from pathlib import Path
@@ -99,9 +99,7 @@ def main() -> None:
         for number, (tokens, packing, storage) in enumerate(STEPS, start=1):
             parent = node(number, tokens, parent)
             store.record(parent)
-            store.save(
-                parent.id, state(parent.position), replace(FINGERPRINT), reason="turn", packing=packing, storage=storage
-            )
+            store.save(parent.id, state(parent.position), FINGERPRINT, reason="turn", packing=packing, storage=storage)
         store.tag("release", parent.id if parent is not None else "")
     for name in ("index.sqlite", "lock"):
         (FOLDER / name).unlink()
