@@ -81,12 +81,12 @@ async def first(model: str) -> None:
         took = time.perf_counter() - started
         print(f"2. read a notebook: {reader.session.position} tokens, {reader.session.position / took:,.0f} a second")
 
-        before = rt.status().state_bytes
+        before = rt.status().budget.live_bytes
         started = time.perf_counter()
         forks = await reader.fork_many(3)
         took_ms = 1e3 * (time.perf_counter() - started)
         print(
-            f"3. forked three ways in {took_ms:.2f} ms for {rt.status().state_bytes - before} bytes; three questions:"
+            f"3. forked three ways in {took_ms:.2f} ms for {rt.status().budget.live_bytes - before} bytes; three questions:"
         )
         answers = await asyncio.gather(*(ask(fork, question) for fork, question in zip(forks, FACTS, strict=True)))
         for (question, (_, value)), answer in zip(FACTS.items(), answers, strict=True):

@@ -26,12 +26,12 @@ async def main(model: str) -> None:
     async with open_runtime(model, budget="1GiB") as rt:
         reader = await rt.chat(thinking=False)
         await reader.send(NOTEBOOK, GREEDY).collect()
-        before = rt.status().state_bytes
+        before = rt.status().budget.live_bytes
 
         started = time.perf_counter()
         forks = await reader.fork_many(3)
         took_ms = 1e3 * (time.perf_counter() - started)
-        print(f"3 forks took {took_ms:.2f} ms and {rt.status().state_bytes - before} bytes of state")
+        print(f"3 forks took {took_ms:.2f} ms and {rt.status().budget.live_bytes - before} bytes of state")
 
         # All three are answered in the same steps.
         answers = await asyncio.gather(*(ask(fork, question) for fork, question in zip(forks, QUESTIONS, strict=True)))

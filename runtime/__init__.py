@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from serai.runtime.journal import Point
     from serai.runtime.models.open_model import Precision
     from serai.runtime.opening import open_runtime
-    from serai.runtime.runtime import Runtime, Status
+    from serai.runtime.runtime import Runtime
     from serai.runtime.sampling_params import SamplingParams
     from serai.runtime.session import Appended, Session
+    from serai.runtime.status import Status
 
 _HOMES = {
     "Appended": "session",
@@ -30,7 +31,7 @@ _HOMES = {
     "Runtime": "runtime",
     "SamplingParams": "sampling_params",
     "Session": "session",
-    "Status": "runtime",
+    "Status": "status",
     "Token": "generation",
     "open_runtime": "opening",
 }

@@ -88,7 +88,7 @@ class Driver:
             raise self._refusal
         reservation = await self._admission.enter(
             self._pool.growth_bytes(state, len(tokens)),
-            held_bytes=self._pool.own_bytes(state),
+            held_bytes=self._pool.held_bytes(state)[0],
             going_on=not prefill,
         )
         try:
@@ -114,6 +114,11 @@ class Driver:
             request.state.release()
             raise request.error
         return request.state, request.drawn
+
+    @property
+    def waiting(self) -> int:
+        """Calls that are admitted and not finished."""
+        return len(self._waiting)
 
     def forget(self, workflow: str) -> None:
         """Drop the virtual time of a workflow that has no session any more."""

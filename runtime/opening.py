@@ -105,11 +105,13 @@ def _wire(
         name=found.name,
         precision=precision.value,
         config=found.config,
-        model_bytes=loaded.model.weights.bytes,
+        trunk_bytes=loaded.model.weights.trunk_bytes,
+        expert_bytes=loaded.model.weights.expert_bytes,
         scratch_bytes=loaded.model.scratch.bytes,
         budget_bytes=budget_bytes,
     )
-    pool = StatePool(loaded.layout, limit_bytes=budget_bytes - facts.model_bytes - facts.scratch_bytes)
+    taken_bytes = facts.trunk_bytes + facts.expert_bytes + facts.scratch_bytes
+    pool = StatePool(loaded.layout, limit_bytes=budget_bytes - taken_bytes)
     admission = Admission(pool)
     services = assemble(
         driver=Driver(Engine(loaded.model, loaded.layout), thread, pool, admission, Limits()),

@@ -1,7 +1,7 @@
 """One model with its budget, its store and its sessions. `opening.open_runtime` makes it."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,49 +14,15 @@ from serai.runtime.chat import ChatFormat, Message, chat_format_for
 from serai.runtime.conversation import Chat
 from serai.runtime.driver import Counters
 from serai.runtime.errors import SeraiError, SessionBusy, ShuttingDown
+from serai.runtime.events import Watcher
 from serai.runtime.holding import Holding
 from serai.runtime.journal import Point
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.services import Services
 from serai.runtime.session import Session
+from serai.runtime.status import BudgetStatus, Status, WorkStatus
 from serai.runtime.tokenizer import Tokenizer
 from serai.runtime.turns import Timeline
-
-
-@dataclass(frozen=True, slots=True)
-class SessionStatus:
-    """One live session."""
-
-    id: str
-    label: str
-    namespace: str
-    position: int
-    turn: int
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """What the runtime is doing, as plain numbers. State bytes count a shared buffer once."""
-
-    model: str
-    precision: str
-    budget_bytes: int
-    model_bytes: int
-    scratch_bytes: int
-    state_bytes: int
-    spare_bytes: int
-    steps: int
-    prefilled_tokens: int
-    decoded_tokens: int
-    sessions: tuple[SessionStatus, ...]
-
-    def __repr__(self) -> str:
-        used = self.model_bytes + self.scratch_bytes + self.state_bytes
-        return (
-            f"<{self.model} {self.precision}: {len(self.sessions)} sessions, {used / 2**20:,.0f} of "
-            f"{self.budget_bytes / 2**20:,.0f} MiB, {self.prefilled_tokens:,} tokens read, "
-            f"{self.decoded_tokens:,} generated>"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +32,8 @@ class ModelFacts:
     name: str
     precision: str
     config: ModelConfig | None
-    model_bytes: int
+    trunk_bytes: int
+    expert_bytes: int
     scratch_bytes: int
     budget_bytes: int
 
@@ -171,27 +138,48 @@ class Runtime:
 
     def status(self) -> Status:
         """A snapshot of the runtime's figures."""
-        pool, counters, facts = self._services.pool, self.counters, self.facts
+        services, facts, counters = self._services, self.facts, self.counters
+        pool, now_s = services.pool, services.now_s()
         return Status(
             model=facts.name,
             precision=facts.precision,
-            budget_bytes=facts.budget_bytes,
-            model_bytes=facts.model_bytes,
-            scratch_bytes=facts.scratch_bytes,
-            state_bytes=pool.live_bytes,
-            spare_bytes=pool.spare_bytes,
-            steps=counters.steps,
-            prefilled_tokens=counters.prefilled_tokens,
-            decoded_tokens=counters.decoded_tokens,
-            sessions=tuple(
-                SessionStatus(one.id, one.label, one.namespace, one.position, one.turn)
-                for one in self._services.live.values()
+            now_s=now_s,
+            budget=BudgetStatus(
+                budget_bytes=facts.budget_bytes,
+                trunk_bytes=facts.trunk_bytes,
+                expert_bytes=facts.expert_bytes,
+                scratch_bytes=facts.scratch_bytes,
+                live_bytes=pool.live_bytes,
+                kept_bytes=0,
+                spare_bytes=pool.spare_bytes,
+                reserved_bytes=services.admission.reserved_bytes,
             ),
+            work=WorkStatus(
+                steps=counters.steps,
+                prefilled_tokens=counters.prefilled_tokens,
+                decoded_tokens=counters.decoded_tokens,
+                reused_tokens=0,
+                waiting_calls=services.driver.waiting,
+                waiting_for_memory=services.admission.waiting,
+                demotions=services.keeper.demotions,
+                promotions=services.keeper.promotions,
+                loop_delay_p99_s=services.loop_delay.p99_s(),
+            ),
+            experts=None,
+            store_bytes=None,
+            sessions=tuple(session.status(now_s) for session in services.live.values()),
         )
+
+    def watch(self, most: int = 1_000) -> AbstractContextManager[Watcher]:
+        """A stream of what happens to sessions: `with rt.watch() as events: async for event in events: ...`."""
+        return self._services.events.watch(most)
 
     async def drive(self) -> None:
         """Execute the sessions' steps until `close`; `running` gives it a task."""
-        await self._services.driver.run()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._services.loop_delay.measure)
+            await self._services.driver.run()
+            tasks.cancel_scope.cancel()
 
     async def close(self) -> None:
         """End every live session and take no more work; what was durable stays durable."""

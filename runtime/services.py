@@ -9,8 +9,10 @@ import anyio
 from serai.runtime.admission import Admission
 from serai.runtime.driver import Driver
 from serai.runtime.errors import BadParameter
+from serai.runtime.events import EventFeed
 from serai.runtime.holding import Keeper
 from serai.runtime.journal import Journal
+from serai.runtime.loop_delay import LoopDelay
 from serai.runtime.residency import reclaim
 from serai.runtime.state import StatePool
 from serai.runtime.tokenizer import Tokenizer
@@ -33,6 +35,8 @@ class Services:
     max_positions: int
     stop_ids: frozenset[int]
     now_s: Callable[[], float] = anyio.current_time
+    events: EventFeed = field(default_factory=EventFeed)
+    loop_delay: LoopDelay = field(default_factory=LoopDelay)
     live: "dict[str, Session]" = field(default_factory=dict)
 
     def need_tokenizer(self) -> Tokenizer:

@@ -14,13 +14,16 @@ from numpy.typing import NDArray
 from serai.checkpoints.names import new_id
 from serai.checkpoints.nodes import NodeKind
 from serai.runtime.errors import BadParameter, NothingToContinue, PromptTooLong, SessionBusy, SessionClosed
+from serai.runtime.events import EventKind
 from serai.runtime.generation import Generation
 from serai.runtime.holding import Holding
 from serai.runtime.journal import Point
+from serai.runtime.rate import Rate
 from serai.runtime.residency import Idle, Tier
 from serai.runtime.sampling_params import SamplingParams
 from serai.runtime.services import Services
 from serai.runtime.state import State
+from serai.runtime.status import SessionStatus
 from serai.runtime.turns import Timeline
 
 ENCODE_INLINE_CHARACTERS = 2_000
@@ -67,6 +70,7 @@ class Session:
         namespace: str,
         label: str,
         workflow: str | None = None,
+        parent: str | None = None,
         inexact: bool = False,
         append_metadata: Mapping[str, Any] | None = None,
     ) -> None:
@@ -74,6 +78,7 @@ class Session:
         self.namespace = namespace
         self.label = label
         self.workflow = session_id if workflow is None else workflow
+        self.parent = parent
         self.inexact = inexact
         self.append_metadata: Mapping[str, Any] = append_metadata or {}
         self.record = services.journal.open_record(session_id, namespace=namespace, label=label)
@@ -84,7 +89,9 @@ class Session:
         self._doing: str | None = None
         self._used_s = services.now_s()
         self._returns_at_s: float | None = None
+        self._rate = Rate()
         services.live[session_id] = self
+        services.events.tell(EventKind.OPENED, session_id, label)
 
     @property
     def position(self) -> int:
@@ -133,7 +140,11 @@ class Session:
 
     async def hot(self) -> State:
         """The live state, brought back from the store first if need be. For whoever holds the session."""
-        return await self._holding.heat(self.record)
+        was = self.tier
+        state = await self._holding.heat(self.record)
+        if was is Tier.COLD:
+            self._services.events.tell(EventKind.PROMOTED, self.id)
+        return state
 
     async def append(
         self, content: str | Sequence[int] | NDArray[np.integer], *, metadata: Mapping[str, Any] | None = None
@@ -158,6 +169,8 @@ class Session:
             self.append_metadata = dict(metadata or {})
             self.record.appended(ids, self._timeline, self.append_metadata)
             await self.record.flush()
+            self._rate.count(len(ids), self._services.now_s())
+            self._services.events.tell(EventKind.APPENDED, self.id, f"{len(ids)} tokens")
             return Appended(len(ids), len(ids), 0, self.position)
 
     def generate(self, params: SamplingParams | None = None) -> Generation:
@@ -182,6 +195,7 @@ class Session:
             namespace=self.namespace,
             label=self.label if label is None else label,
             workflow=self.workflow,
+            parent=self.id,
             inexact=self.inexact,
             append_metadata=self.append_metadata,
         )
@@ -244,6 +258,29 @@ class Session:
         self._holding.become(state)
         self._timeline.generated(token)
         self.record.generated(token)
+        self._rate.count(1, self._services.now_s())
+
+    def status(self, now_s: float) -> SessionStatus:
+        """This session's figures."""
+        own, shared = self._services.pool.held_bytes(self._holding.state)
+        return SessionStatus(
+            id=self.id,
+            label=self.label,
+            namespace=self.namespace,
+            workflow=self.workflow,
+            parent=self.parent,
+            tier=self.tier.value,
+            doing=self._doing,
+            position=self.position,
+            turn=self.turn,
+            own_bytes=own,
+            shared_bytes=shared,
+            tokens_s=self._rate.per_second(now_s),
+            reused_tokens=0,
+            idle_s=0.0 if self._doing else max(now_s - self._used_s, 0.0),
+            returns_in_s=self._returns_in_s(now_s),
+            inexact=self.inexact,
+        )
 
     def discard(self) -> None:
         """Free the state without waiting for anything; the runtime's last resort when it shuts down."""
@@ -255,12 +292,18 @@ class Session:
         state = self._holding.state
         if self._doing is not None or state is None or state.fixed is None:
             return None
-        returns_in_s = None if self._returns_at_s is None else max(self._returns_at_s - now_s, 0.0)
-        return Idle(self.id, self._services.pool.own_bytes(state), now_s - self._used_s, returns_in_s)
+        own, _ = self._services.pool.held_bytes(state)
+        return Idle(self.id, own, now_s - self._used_s, self._returns_in_s(now_s))
+
+    def _returns_in_s(self, now_s: float) -> float | None:
+        return None if self._returns_at_s is None else max(self._returns_at_s - now_s, 0.0)
 
     async def demote(self) -> bool:
         """Move the state to the store; the next call brings it back. False when it is in use (or cold already)."""
-        return await self._holding.cool(self.record, lambda: self._doing is not None or not self.is_open)
+        moved = await self._holding.cool(self.record, lambda: self._doing is not None or not self.is_open)
+        if moved:
+            self._services.events.tell(EventKind.DEMOTED, self.id)
+        return moved
 
     @asynccontextmanager
     async def waiting_for_tool(self, *, expected_s: float) -> AsyncIterator[None]:
@@ -298,6 +341,8 @@ class Session:
         self._holding.release()
         self._services.driver.forget(self.workflow)
         del self._services.live[self.id]
+        kind = EventKind.PAUSED if life is Life.PAUSED else EventKind.CLOSED
+        self._services.events.tell(kind, self.id, f"at position {self.position}")
 
     def _check_open(self) -> None:
         if self._life is not Life.OPEN:

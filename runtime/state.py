@@ -269,13 +269,17 @@ class StatePool:
         self._live[part] += 1
         return Buffer(self, part, array)
 
-    def own_bytes(self, state: State) -> int:
-        """Bytes that would become free if nobody held this state any more: buffers that others share don't count."""
-        alone = state.is_alone
-        parts = [buffer.part for buffer in (state.fixed, state.logits) if buffer is not None and alone]
-        if alone and state.table.is_alone:
-            parts += [page.part for page in state.table.pages if page.refs == 1]
-        return sum(part_bytes(self.layout, part) for part in parts)
+    def held_bytes(self, state: State | None) -> tuple[int, int]:
+        """Bytes that would become free if this holder let go of the state, and bytes that others hold too."""
+        if state is None:
+            return 0, 0
+        whole = session_bytes(self.layout, state.position)
+        if not state.is_alone:
+            return 0, whole
+        own = sum(part_bytes(self.layout, one.part) for one in (state.fixed, state.logits) if one is not None)
+        if state.table.is_alone:
+            own += part_bytes(self.layout, Part.PAGE) * sum(page.refs == 1 for page in state.table.pages)
+        return own, whole - own
 
     def growth_bytes(self, before: State, tokens: int) -> int:
         """The most that feeding `tokens` more after `before` will hold besides `before`, logits included.

@@ -118,6 +118,16 @@ class ModelWeights:
         _measure(self, seen)
         return sum(seen.values())
 
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of the routed experts."""
+        return sum(layer.ffn.records.nbytes for layer in self.layers if isinstance(layer.ffn, MoeWeights))
+
+    @property
+    def trunk_bytes(self) -> int:
+        """Bytes of everything else."""
+        return self.bytes - self.expert_bytes
+
 
 class _Reader:
     """Tensors of a checkpoint by their name without the family's prefix."""

@@ -10,15 +10,22 @@ from pathlib import Path
 
 import numpy as np
 
-from serai.runtime.bench.tiny import TINY_K3, TINY_LINEAR, write_tiny_model
+from serai.runtime.bench.tiny import TINY_K3, TINY_LINEAR, TinyModel, write_tiny_model
 from tests.kernels.naive_model import Model, load
 
 FOLDER = Path(__file__).parent / "oracle"
 TOKENS, GREEDY = 40, 12
-SMALL = {"layers": 4, "attention_layers": (2, 4), "vocab": 96, "hidden": 64, "experts": 8, "experts_per_token": 2}
+
+
+def small(shape: TinyModel) -> TinyModel:
+    """A few hundred kilobytes of it."""
+    narrow = replace(shape, layers=4, attention_layers=(2, 4), vocab=96, hidden=64, dense_inner=96)
+    return replace(narrow, experts=8, experts_per_token=2, expert_inner=32)
+
+
 MODELS = {
-    "k3": replace(TINY_K3, **SMALL, residual_block=2, dense_inner=96, expert_inner=32, expert_latent=32, q_lora=32),
-    "linear": replace(TINY_LINEAR, **SMALL, dense_inner=96, expert_inner=32, kv_lora=48),
+    "k3": replace(small(TINY_K3), residual_block=2, expert_latent=32, q_lora=32),
+    "linear": replace(small(TINY_LINEAR), kv_lora=48),
 }
 
 

@@ -60,7 +60,7 @@ async def fake_runtime(
         max_positions=max_positions,
         stop_ids=stop_ids,
     )
-    facts = ModelFacts("scripted", "exact", None, 0, 0, limit_bytes or 0)
+    facts = ModelFacts("scripted", "exact", None, 0, 0, 0, limit_bytes or 0)
     try:
         async with running(Runtime(services, facts)) as runtime:
             yield runtime

@@ -24,8 +24,8 @@ RUNNING = 3 * FIXED + 2 * LOGITS
 
 
 def within(rt: Runtime) -> None:
-    status = rt.status()
-    assert status.state_bytes <= status.budget_bytes
+    budget = rt.status().budget
+    assert budget.used_bytes + budget.reserved_bytes <= budget.budget_bytes
 
 
 async def test_a_call_that_can_never_fit_is_refused_with_the_numbers() -> None:
@@ -84,10 +84,9 @@ async def test_a_session_waiting_for_a_tool_goes_first_and_is_back_in_time(tmp_p
         async with waiter.waiting_for_tool(expected_s=1_000):
             third = await rt.session()
             await third.append([3] * 32)
-            assert waiter.tier is Tier.COLD
-            assert other.tier is Tier.HOT
+            assert (waiter.tier, other.tier) == (Tier.COLD, Tier.HOT)
             await third.close()
-        assert waiter.tier is Tier.HOT
+        assert rt.status().work.promotions == 1
         assert list((await waiter.generate(GREEDY).collect()).tokens) == greedy_by_hand([1] * 32, 8)
 
 
@@ -126,7 +125,7 @@ async def test_leaving_the_queue_leaves_nothing_behind() -> None:
     async with fake_runtime(limit_bytes=limit) as rt:
         first = await rt.session()
         await first.append([1] * 32)
-        live = rt.status().state_bytes
+        live = rt.status().budget.live_bytes
         for _ in range(100):
             session = await rt.session()
             with anyio.CancelScope() as scope:
@@ -135,7 +134,7 @@ async def test_leaving_the_queue_leaves_nothing_behind() -> None:
                     await anyio.wait_all_tasks_blocked()
                     scope.cancel()
             await session.close()
-        assert rt.status().state_bytes == live
+        assert rt.status().budget.live_bytes == live
         assert list((await first.generate(GREEDY).collect()).tokens) == greedy_by_hand([1] * 32, 8)
 
 
@@ -158,7 +157,7 @@ async def test_a_fork_of_a_cold_session_costs_nothing_until_used(tmp_path: Path)
         await session.append([4, 5])
         assert await session.demote()
         children = await session.fork_many(3)
-        assert rt.status().state_bytes == 0
+        assert rt.status().budget.live_bytes == 0
         assert list((await children[2].generate(GREEDY).collect()).tokens) == greedy_by_hand([4, 5], 8)
         assert session.tier is Tier.COLD
 
@@ -172,7 +171,7 @@ async def test_the_step_in_flight_keeps_its_memory_when_its_caller_leaves() -> N
                 tasks.start_soon(session.append, [1] * 8)
                 await gate.reached.wait()
                 scope.cancel()
-        assert rt.status().state_bytes >= session_bytes(LAYOUT, 8), "the engine still writes there"
+        assert rt.status().budget.live_bytes >= session_bytes(LAYOUT, 8), "the engine still writes there"
         gate.open()
         await session.append([2] * 8)
         assert session.tokens().tolist() == [2] * 8

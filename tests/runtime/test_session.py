@@ -208,7 +208,7 @@ async def test_wrong_ids_are_refused_before_any_work(rt: Runtime) -> None:
     with pytest.raises(BadParameter, match=f"token id {VOCAB} is outside"):
         await session.append([0, VOCAB])
     with pytest.raises(BadParameter, match="integer token ids"):
-        await session.append(np.array([0.5]))  # type: ignore[arg-type]
+        await session.append(np.array([0.5]))
     with pytest.raises(BadParameter, match="no tokenizer"):
         await session.append("text")
     assert session.position == 0

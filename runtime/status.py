@@ -1,0 +1,118 @@
+"""What a runtime tells of itself, as frozen plain values: monitor, metrics and tests all read these.
+
+Sizes are in bytes, times in seconds. A buffer that several sessions share counts once in the runtime's figures, and as
+`shared_bytes` in each of theirs.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatus:
+    """One live session.
+
+    `workflow` is the session its tree began with, `parent` the one it was forked from. `tier` is "hot" or "cold";
+    `doing` the call that holds it now. `tokens_s` is its rate over the last seconds, reading or generating. `idle_s`
+    counts from the end of its last call, `returns_in_s` to when its tool is expected to answer.
+    """
+
+    id: str
+    label: str
+    namespace: str
+    workflow: str
+    parent: str | None
+    tier: str
+    doing: str | None
+    position: int
+    turn: int
+    own_bytes: int
+    shared_bytes: int
+    tokens_s: float
+    reused_tokens: int
+    idle_s: float
+    returns_in_s: float | None
+    inexact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetStatus:
+    """Where the budget goes. `live_bytes` are sessions' states, `kept_bytes` states kept for reuse by others,
+    `spare_bytes` freed buffers kept for the next step, `reserved_bytes` promised to calls under way."""
+
+    budget_bytes: int
+    trunk_bytes: int
+    expert_bytes: int
+    scratch_bytes: int
+    live_bytes: int
+    kept_bytes: int
+    spare_bytes: int
+    reserved_bytes: int
+
+    @property
+    def used_bytes(self) -> int:
+        """Everything that is held."""
+        model = self.trunk_bytes + self.expert_bytes + self.scratch_bytes
+        return model + self.live_bytes + self.kept_bytes + self.spare_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        return self.budget_bytes - self.used_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertStatus:
+    """The expert cache since opening: `slots` of `experts` fit, `hits` and `misses` of lookups, bytes read."""
+
+    slots: int
+    experts: int
+    hits: int
+    misses: int
+    read_bytes: int
+    read_s: float
+
+    @property
+    def hit_rate(self) -> float:
+        asked = self.hits + self.misses
+        return self.hits / asked if asked else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkStatus:
+    """What has been done since opening, and what waits. `loop_delay_p99_s` is how late timers ran."""
+
+    steps: int
+    prefilled_tokens: int
+    decoded_tokens: int
+    reused_tokens: int
+    waiting_calls: int
+    waiting_for_memory: int
+    demotions: int
+    promotions: int
+    loop_delay_p99_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A runtime at one moment. `now_s` is the event loop's clock."""
+
+    model: str
+    precision: str
+    now_s: float
+    budget: BudgetStatus
+    work: WorkStatus
+    experts: ExpertStatus | None
+    store_bytes: int | None
+    sessions: tuple[SessionStatus, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dictionaries, lists, strings and numbers."""
+        return asdict(self)
+
+    def __repr__(self) -> str:
+        cold = sum(session.tier == "cold" for session in self.sessions)
+        return (
+            f"<{self.model} {self.precision}: {len(self.sessions)} sessions ({cold} cold), "
+            f"{self.budget.used_bytes / 2**20:,.0f} of {self.budget.budget_bytes / 2**20:,.0f} MiB, "
+            f"{self.work.prefilled_tokens:,} tokens read, {self.work.decoded_tokens:,} generated>"
+        )
