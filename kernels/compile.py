@@ -27,7 +27,13 @@ R = TypeVar("R")
 
 # No fastmath: a reduction's order is promised and a NaN guard must stay. numpy's error model: a division by zero gives
 # inf or NaN instead of raising. No reference counting: kernels allocate nothing and keep nothing.
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False, "_nrt": False}
+_OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "error_model": "numpy",
+    "fastmath": False,
+    "no_cfunc_wrapper": True,
+    "_nrt": False,
+}
 
 _SHORT_NAMES = {
     "f32": types.float32,
@@ -68,7 +74,17 @@ class WarmReport:
 
 def inline(function: Callable[P, R]) -> Callable[P, R]:
     """A function folded into its callers: usable inside kernels only."""
-    jitted: Callable[P, R] = numba.njit(forceinline=True, **_OPTIONS)(function)
+    jitted: Callable[P, R] = numba.njit(forceinline=True, no_cpython_wrapper=True, **_OPTIONS)(function)
+    return jitted
+
+
+def thin(function: Callable[P, R]) -> Callable[P, R]:
+    """As :func:`inline`, for a few lines around a large body: folded before types are known.
+
+    Every layer of :func:`inline` is compiled by itself and then again inside its caller, so layers around a large body
+    multiply its compile time; these do not.
+    """
+    jitted: Callable[P, R] = numba.njit(inline="always", no_cpython_wrapper=True, **_OPTIONS)(function)
     return jitted
 
 

@@ -23,6 +23,8 @@ from serai.kernels.simd import fma, splat_f32
 
 EXACT_ROWS = 64
 """Rows that pass by the same weights in registers; more rows are taken in groups of as many."""
+EXACT_LIST_BYTES = EXACT_ROWS * 4
+"""Stack for a group's row numbers."""
 EXACT_STATE_BYTES = EXACT_ROWS * 256
 """Stack for a group's partial sums: two running sums and two block sums of sixteen floats a row."""
 # How far ahead of the reads a stream is prefetched: measured best of 0.5 to 8 KB, by a tenth over no prefetch.

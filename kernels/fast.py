@@ -18,7 +18,10 @@ from serai.kernels.simd import fma, splat_f32, splat_i32, to_f32
 
 FAST_ROWS = 64
 """Rows that pass by the same weights in registers; more rows are taken in groups of as many."""
+FAST_LIST_BYTES = FAST_ROWS * 4
+"""Stack for a group's row numbers."""
 FAST_STATE_BYTES = FAST_ROWS * 128
+"""Stack for a group's running sums: two vectors of sixteen floats a row."""
 
 
 @inline

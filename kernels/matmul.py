@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from serai.kernels import threads
 from serai.kernels.chains import stack_bytes
-from serai.kernels.compile import inline, kernel
+from serai.kernels.compile import inline, kernel, thin
 from serai.kernels.deal import deal, existing, put
 from serai.kernels.exact import EXACT_ROWS, EXACT_STATE_BYTES, many_rows, one_row
 from serai.kernels.matrix import GROUP, Format, Matrix
@@ -35,7 +35,7 @@ def _four(base: int, size: int, b0: int, b1: int, b2: int, b3: int) -> Any:
     return (base + b0 * size, base + b1 * size, base + b2 * size, base + b3 * size)
 
 
-@inline
+@thin
 def _task(
     task: int, eight: Any, one: Any, scale: Any, sizes: Any, w: Any, shape: Any, chunk: int, x: Any, y: Any
 ) -> None:
@@ -97,7 +97,7 @@ def _mxfp4_task(task: int, w: Any, shape: Any, chunk: int, x: Any, y: Any) -> No
     _task(task, eight_columns, no_column, half_scales, sizes, w, shape, chunk, x, y)
 
 
-@inline
+@thin
 def _product(body: Any, column_bytes: int, w: Any, shape: Any, x: Any, x_at: Any, y: Any, y_at: Any) -> None:
     """Deal one product; ``x_at = (column, columns between heads)``, ``y_at`` the same and whether to add."""
     heads, outputs, cols = shape
@@ -183,3 +183,41 @@ def check_columns(name: str, array: NDArray[Any], rows: int, first: int, last: i
         raise ValueError(
             f"{name} of shape {list(array.shape)} has no {rows} rows with columns {first} to {last + columns}."
         )
+
+
+# Rows of a packed matrix --------------------------------------------------------------------------------------------
+
+
+@inline
+def _gather_row(task: int, data: Any, shift: int, ids: Any, out: Any, cols: int) -> None:
+    """Row ``ids[task]``; ``out`` holds float32 bits, elements are shifted up to them."""
+    start = ids[task] // 16 * cols * 16 + ids[task] % 16
+    for k in range(cols):
+        out[task, k] = np.uint32(data[start + 16 * k]) << shift
+
+
+@kernel("void(u16[::1], i32[::1], u32[:, ::1])", before=threads.start)
+def _gather_bf16(data: NDArray[np.uint16], ids: NDArray[np.int32], out: NDArray[np.uint32]) -> None:
+    parallel_for(ids.size, ids.size > 1, _gather_row, (data, 16, ids, out, out.shape[1]))
+
+
+@kernel("void(u32[::1], i32[::1], u32[:, ::1])", before=threads.start)
+def _gather_f32(data: NDArray[np.uint32], ids: NDArray[np.int32], out: NDArray[np.uint32]) -> None:
+    parallel_for(ids.size, ids.size > 1, _gather_row, (data, 0, ids, out, out.shape[1]))
+
+
+def gather_rows(matrix: Matrix, ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
+    """``out[r] = matrix[ids[r]]``: F32 or BF16 weights of one head, ids int32 ``[R]``, out float32 ``[R, cols]``.
+
+    Raises ValueError for another format, an id outside the matrix or an output of another shape.
+    """
+    if matrix.heads != 1 or matrix.format not in (Format.F32, Format.BF16):
+        raise ValueError(f"rows can be read from F32 or BF16 matrices of one head, not from {matrix!r}.")
+    if out.shape != (ids.size, matrix.cols):
+        raise ValueError(f"out must have shape {[ids.size, matrix.cols]}, not {list(out.shape)}.")
+    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < matrix.rows:
+        raise ValueError(f"ids {int(ids.min())} to {int(ids.max())} are not all rows of a matrix of {matrix.rows}.")
+    if matrix.format is Format.F32:
+        _gather_f32(matrix.data.view(np.uint32), ids, out.view(np.uint32))
+    else:
+        _gather_bf16(matrix.data, ids, out.view(np.uint32))

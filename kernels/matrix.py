@@ -31,6 +31,7 @@ GROUP = 32
 """Columns that share a scale, in MXFP4 weights and in 8-bit activations."""
 
 _LINE = 64
+_WORTH_SPREADING_BYTES = 1 << 16
 
 
 class Format(Enum):
@@ -102,27 +103,48 @@ def pack_heads(w: NDArray[Any] | Sequence[NDArray[Any]]) -> Matrix:
     if stacked.ndim != 3 or 0 in stacked.shape:
         raise ValueError(f"weights must have shape [heads, N, K] with nothing empty, not {list(stacked.shape)}.")
     heads, rows, cols = stacked.shape
-    count = heads * -(-rows // LANES) * cols * LANES
-    if stacked.dtype == np.float32:
-        data = aligned(count, np.float32)
-        _pack.interleave_u32(stacked.reshape(-1).view(np.uint32), data.view(np.uint32), heads, rows, cols)
-        return Matrix(Format.F32, heads, rows, cols, data, _NO_SCALES)
-    if stacked.dtype == np.uint16:
-        data = aligned(count, np.uint16)
-        _pack.interleave_u16(stacked.reshape(-1), data, heads, rows, cols)
-        return Matrix(Format.BF16, heads, rows, cols, data, _NO_SCALES)
-    raise ValueError(f"weights must be float32 or bfloat16 bits (uint16), not {stacked.dtype}.")
+    weight_format = plain_format(stacked)
+    data = aligned(heads * -(-rows // LANES) * cols * LANES, stacked.dtype)
+    interleave_plain(stacked, data, spread=stacked.nbytes > _WORTH_SPREADING_BYTES)
+    return Matrix(weight_format, heads, rows, cols, data, _NO_SCALES)
+
+
+def plain_format(w: NDArray[Any]) -> Format:
+    """F32 for float32, BF16 for uint16. Raises ValueError for others."""
+    formats = {np.dtype(np.float32): Format.F32, np.dtype(np.uint16): Format.BF16}
+    if w.dtype not in formats:
+        raise ValueError(f"weights must be float32 or bfloat16 bits (uint16), not {w.dtype}.")
+    return formats[w.dtype]
+
+
+def interleave_plain(w: NDArray[Any], data: NDArray[Any], spread: bool) -> None:
+    """Lay out ``w [heads, N, K]``, C-contiguous, in ``data``, flat and of the same dtype; on the pool if ``spread``."""
+    heads, rows, cols = w.shape
+    if w.dtype == np.float32:
+        _pack.interleave_u32(w.reshape(-1).view(np.uint32), data.view(np.uint32), heads, rows, cols, spread)
+    else:
+        _pack.interleave_u16(w.reshape(-1), data, heads, rows, cols, spread)
 
 
 def pack_mxfp4(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -> Matrix:
     """Pack MXFP4 as shipped: ``packed [N, K/2]`` (low nibble = even column), ``scales [N, K/32]`` E8M0 bytes."""
     rows, half = _matrix_of(packed).shape
-    cols = 2 * half
     check_mxfp4(packed, scales)
-    groups = -(-rows // LANES) * (cols // GROUP)
+    groups = -(-rows // LANES) * (2 * half // GROUP)
     data, out_scales = aligned(groups * 256, np.uint8), aligned(groups * LANES, np.uint8)
-    _pack.interleave_mxfp4(np.ascontiguousarray(packed), np.ascontiguousarray(scales), data, out_scales)
-    return Matrix(Format.MXFP4, 1, rows, cols, data, out_scales)
+    interleave_mxfp4(packed, scales, data, out_scales, spread=packed.nbytes > _WORTH_SPREADING_BYTES)
+    return Matrix(Format.MXFP4, 1, rows, 2 * half, data, out_scales)
+
+
+def interleave_mxfp4(
+    packed: NDArray[np.uint8],
+    scales: NDArray[np.uint8],
+    data: NDArray[np.uint8],
+    out_scales: NDArray[np.uint8],
+    spread: bool,
+) -> None:
+    """Lay out shipped MXFP4 weights in two flat arrays, on the pool if ``spread``."""
+    _pack.interleave_mxfp4(np.ascontiguousarray(packed), np.ascontiguousarray(scales), data, out_scales, spread)
 
 
 def check_mxfp4(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -> None:

@@ -14,8 +14,6 @@ from serai.kernels.simd import first_n, select, splat_i32
 from serai.kernels.threads import parallel_for
 from serai.kernels.vec import define, i32x16, pointer_value
 
-_WORTH_SPREADING_BYTES = 1 << 16
-
 
 @inline
 def _interleave_block(task: int, source: Any, target: Any, rows: int, cols: int) -> None:
@@ -31,18 +29,20 @@ def _interleave_block(task: int, source: Any, target: Any, rows: int, cols: int)
             target[out + 16 * k + lane] = 0
 
 
-@kernel("void(u32[::1], u32[::1], i64, i64, i64)", before=threads.start)
-def interleave_u32(source: NDArray[np.uint32], target: NDArray[np.uint32], heads: int, rows: int, cols: int) -> None:
-    """32-bit elements ``[heads, rows, cols]`` to ``[heads][ceil(rows/16)][cols][16]``."""
-    tasks = heads * ((rows + 15) // 16)
-    parallel_for(tasks, source.size * 4 > _WORTH_SPREADING_BYTES, _interleave_block, (source, target, rows, cols))
+@kernel("void(u32[::1], u32[::1], i64, i64, i64, b1)", before=threads.start)
+def interleave_u32(
+    source: NDArray[np.uint32], target: NDArray[np.uint32], heads: int, rows: int, cols: int, spread: bool
+) -> None:
+    """32-bit elements ``[heads, rows, cols]`` to ``[heads][ceil(rows/16)][cols][16]``, on the pool if ``spread``."""
+    parallel_for(heads * ((rows + 15) // 16), spread, _interleave_block, (source, target, rows, cols))
 
 
-@kernel("void(u16[::1], u16[::1], i64, i64, i64)", before=threads.start)
-def interleave_u16(source: NDArray[np.uint16], target: NDArray[np.uint16], heads: int, rows: int, cols: int) -> None:
-    """16-bit elements ``[heads, rows, cols]`` to ``[heads][ceil(rows/16)][cols][16]``."""
-    tasks = heads * ((rows + 15) // 16)
-    parallel_for(tasks, source.size * 2 > _WORTH_SPREADING_BYTES, _interleave_block, (source, target, rows, cols))
+@kernel("void(u16[::1], u16[::1], i64, i64, i64, b1)", before=threads.start)
+def interleave_u16(
+    source: NDArray[np.uint16], target: NDArray[np.uint16], heads: int, rows: int, cols: int, spread: bool
+) -> None:
+    """16-bit elements ``[heads, rows, cols]`` to ``[heads][ceil(rows/16)][cols][16]``, on the pool if ``spread``."""
+    parallel_for(heads * ((rows + 15) // 16), spread, _interleave_block, (source, target, rows, cols))
 
 
 @define
@@ -94,11 +94,15 @@ def _interleave_mxfp4_block(
             store_scalar_u8_at(out_scales + (task * groups + group) * 16 + lane, code if lane < held else 0)
 
 
-@kernel("void(u8[:, ::1], u8[:, ::1], u8[::1], u8[::1])", before=threads.start)
+@kernel("void(u8[:, ::1], u8[:, ::1], u8[::1], u8[::1], b1)", before=threads.start)
 def interleave_mxfp4(
-    packed: NDArray[np.uint8], scales: NDArray[np.uint8], data: NDArray[np.uint8], out_scales: NDArray[np.uint8]
+    packed: NDArray[np.uint8],
+    scales: NDArray[np.uint8],
+    data: NDArray[np.uint8],
+    out_scales: NDArray[np.uint8],
+    spread: bool,
 ) -> None:
-    """MXFP4 as shipped (``[N, K/2]`` and ``[N, K/32]``) to blocks of 16 rows x 32 columns."""
+    """MXFP4 as shipped (``[N, K/2]``, ``[N, K/32]``) to blocks of 16 rows x 32 columns, on the pool if ``spread``."""
     rows, groups = scales.shape
     args = (addr(packed, 0), addr(scales, 0), addr(data, 0), addr(out_scales, 0), rows, groups)
-    parallel_for((rows + 15) // 16, packed.size > _WORTH_SPREADING_BYTES, _interleave_mxfp4_block, args)
+    parallel_for((rows + 15) // 16, spread, _interleave_mxfp4_block, args)

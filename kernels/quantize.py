@@ -54,6 +54,10 @@ class Quantized:
     def nbytes(self) -> int:
         return self.codes.nbytes + self.scales.nbytes + self.starts.nbytes
 
+    @property
+    def arrays(self) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int32]]:
+        return self.codes, self.scales, self.starts
+
     def first(self, rows: int) -> "Quantized":
         """The first ``rows`` rows (no copy)."""
         return Quantized(self.codes[:rows], self.scales[:rows], self.starts[:rows])

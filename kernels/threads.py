@@ -51,7 +51,7 @@ from serai.kernels.atomic import (
     pause,
     task_function_type,
 )
-from serai.kernels.compile import inline, kernel
+from serai.kernels.compile import inline, kernel, thin
 from serai.kernels.vec import define
 
 log = logging.getLogger(__name__)
@@ -214,7 +214,7 @@ def _spill(typingctx: Any, args: Any) -> Any:
     return types.int64(args), codegen
 
 
-@inline
+@thin
 def parallel_for(tasks: int, spread: bool, body: Any, args: tuple[Any, ...]) -> None:
     """``body(task, *args)`` for every task in 0..tasks-1: on all threads if ``spread`` (costs 1 to 2 us), else here."""
     _run(_pool_address(), _task_function(body, args), _spill(args), tasks, spread)

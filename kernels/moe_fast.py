@@ -1,0 +1,96 @@
+"""The products of visited MXFP4 experts with 8-bit activations."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.kernels import threads
+from serai.kernels.activation import activate16
+from serai.kernels.chains import stack_bytes
+from serai.kernels.compile import inline, kernel
+from serai.kernels.deal import existing, put
+from serai.kernels.fast import FAST_LIST_BYTES, FAST_ROWS, FAST_STATE_BYTES, fast_rows
+from serai.kernels.matrix import GROUP
+from serai.kernels.memory import addr, f32_at, scalar_i32_at
+from serai.kernels.mxfp4 import BLOCK_BYTES
+from serai.kernels.quantize import quantize_block
+from serai.kernels.threads import parallel_for
+from serai.kernels.visits import cut, list_rows, range_of, record_of
+
+
+@inline
+def _fast_inner_task(task: int, call: Any, offsets: Any, dims: Any, part: Any, x: Any, betas: Any, mid: Any) -> None:
+    """The activation of gate and up, quantised for the second product: a unit is 32 inner columns of one expert."""
+    groups, mid_groups = dims[0] // GROUP, dims[1] // GROUP
+    e, first_unit = task // part[0], task % part[0] * part[1]
+    record = record_of(call, e)
+    begin, end = range_of(call, e)
+    low, high, rows = stack_bytes(FAST_STATE_BYTES), stack_bytes(FAST_STATE_BYTES), stack_bytes(FAST_LIST_BYTES)
+    for first in range(begin, end, FAST_ROWS):
+        n = min(FAST_ROWS, end - first)
+        list_rows(call, first, n, rows)
+        for unit in range(first_unit, min(first_unit + part[1], mid_groups)):
+            for half in range(2):
+                at, scale_at = (2 * unit + half) * groups * BLOCK_BYTES, (2 * unit + half) * groups * 16
+                pair = (record + offsets[0] + at, record + offsets[1] + at)
+                scales = (record + offsets[3] + scale_at, record + offsets[4] + scale_at)
+                fast_rows(pair, scales, groups, (x[0], x[1], x[2], rows), n, low if half == 0 else high)
+            for i in range(n):
+                a = activate16(f32_at(low + 128 * i), f32_at(low + 128 * i + 64), betas[0], betas[1])
+                b = activate16(f32_at(high + 128 * i), f32_at(high + 128 * i + 64), betas[0], betas[1])
+                block = (first + i) * mid_groups + unit
+                quantize_block(a, b, mid[0] + 32 * block, mid[1] + 4 * block, mid[2] + 4 * block)
+
+
+@inline
+def _fast_outer_task(task: int, call: Any, offsets: Any, dims: Any, part: Any, mid: Any, y: Any) -> None:
+    """The second product: a unit is two distant blocks of sixteen latent columns of one expert."""
+    latent, groups = dims[0], dims[1] // GROUP
+    blocks = (latent + 15) // 16
+    apart = (blocks + 1) // 2
+    e, first_unit = task // part[0], task % part[0] * part[1]
+    w2, s2 = record_of(call, e) + offsets[2], record_of(call, e) + offsets[5]
+    begin, end = range_of(call, e)
+    state = stack_bytes(FAST_STATE_BYTES)
+    for first in range(begin, end, FAST_ROWS):
+        n = min(FAST_ROWS, end - first)
+        x = (mid[0] + first * groups * 32, mid[1] + first * groups * 4, mid[2] + first * groups * 4, 0)
+        for b0 in range(first_unit, min(first_unit + part[1], apart)):
+            b1 = b0 + apart
+            r1 = existing(b1, blocks)
+            pair = (w2 + b0 * groups * BLOCK_BYTES, w2 + r1 * groups * BLOCK_BYTES)
+            fast_rows(pair, (s2 + b0 * groups * 16, s2 + r1 * groups * 16), groups, x, n, state)
+            for i in range(n):
+                out = y[0] + scalar_i32_at(call[2] + 4 * (first + i)) * y[1]
+                put(out + 64 * b0, f32_at(state + 128 * i), latent - 16 * b0, False)
+                put(out + 64 * b1, f32_at(state + 128 * i + 64), latent - 16 * b1, False)
+
+
+@kernel(
+    "void(Tuple((i64[::1], i32[::1], i32[::1], i64)), Tuple((UniTuple(i64, 7), UniTuple(i64, 2))), "
+    "Tuple((i8[:, ::1], f32[:, ::1], i32[:, ::1])), UniTuple(f32, 2), "
+    "Tuple((i8[:, ::1], f32[:, ::1], i32[:, ::1])), f32[:, ::1])",
+    before=threads.start,
+)
+def experts_fast(
+    visit: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], int],
+    layout: tuple[tuple[int, ...], tuple[int, int]],
+    x: tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int32]],
+    betas: tuple[float, float],
+    mid: tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int32]],
+    y: NDArray[np.float32],
+) -> None:
+    """``visit = (addresses, start, pairs, k)``, ``layout = (offsets, (latent, inner))``; x and mid quantised rows."""
+    addresses, start, pairs, k = visit
+    offsets, (latent, inner) = layout
+    visited = addresses.size
+    call = (addr(addresses, 0), addr(start, 0), addr(pairs, 0), k)
+    x_at = (addr(x[0], 0), addr(x[1], 0), addr(x[2], 0))
+    mid_at = (addr(mid[0], 0), addr(mid[1], 0), addr(mid[2], 0))
+    dims = (latent, inner)
+    part, tasks, spread = cut(visited, inner // GROUP, 4 * (latent // GROUP) * BLOCK_BYTES, pairs.size)
+    parallel_for(tasks, spread, _fast_inner_task, (call, offsets, dims, part, x_at, betas, mid_at))
+    units = ((latent + 15) // 16 + 1) // 2
+    part, tasks, spread = cut(visited, units, 2 * (inner // GROUP) * BLOCK_BYTES, pairs.size)
+    parallel_for(tasks, spread, _fast_outer_task, (call, offsets, dims, part, mid_at, (addr(y, 0), 4 * y.shape[1])))
