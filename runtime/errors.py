@@ -160,10 +160,10 @@ class NothingToContinue(SeraiError):
 
 
 class PositionUnavailable(SeraiError):
-    """A position was asked for that the session doesn't have."""
+    """A position or turn was asked for that the session doesn't have."""
 
-    def __init__(self, *, position: int, last: int) -> None:
-        super().__init__(f"position {position} does not exist; this session has positions 0 to {last}")
+    def __init__(self, *, what: str, asked: int, last: int) -> None:
+        super().__init__(f"{what} {asked} does not exist; this session has {what}s 0 to {last}")
 
 
 class LogitsInvalid(SeraiError):

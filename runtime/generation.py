@@ -1,7 +1,7 @@
 """One generation: an asynchronous iterator of the tokens a session draws and reads back."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -129,9 +129,10 @@ class Generation:
         session.claim("generate")
         self._begun = True
         timeline = session.timeline
-        if timeline.turn.seed is None or self._params.seed is not None:
-            seed = fresh_seed() if self._params.seed is None else self._params.seed
-            timeline.turn = replace(timeline.turn, seed=seed)
+        seed = self._params.seed
+        if seed is None:  # one turn keeps the seed it began with
+            seed = fresh_seed() if timeline.turn.seed is None else timeline.turn.seed
+        timeline.generates(seed)
         start = timeline.turn.generation_start
         ids = timeline.ids()
         self._counts = TokenCounts(self._services.vocab_size, ids, generation_start=start)

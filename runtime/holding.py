@@ -108,7 +108,7 @@ class Holding:
             state = self._state
             if state is None or in_use():
                 return False
-            await record.save(state)
+            await record.save(state, "demote")
             if in_use() or self._state is not state:
                 return False
             self._state = None

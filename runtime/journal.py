@@ -8,8 +8,7 @@ replayed from its token ids. Without a store nothing is written and `pause` says
 import logging
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
@@ -22,7 +21,7 @@ from serai.checkpoints.snapshot import Fingerprint, Snapshot, StateLayout
 from serai.checkpoints.store import Store
 from serai.runtime.errors import BadParameter, FormatUnknown, SnapshotCorrupt
 from serai.runtime.state import State, snapshot_of
-from serai.runtime.turns import Timeline, Turn
+from serai.runtime.turns import Span, Timeline
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +45,21 @@ class Point:
 class Stored:
     """What the store knows of a point: its timeline, and the nearest snapshot at or before it (None: replay it all)."""
 
-    node: NodeRecord
+    path: tuple[NodeRecord, ...]
     timeline: Timeline
     is_head: bool
     snapshot: Snapshot | None
     inexact: bool
-    append_metadata: Mapping[str, Any]
+
+    @property
+    def node(self) -> NodeRecord:
+        return self.path[-1]
+
+    @property
+    def append_metadata(self) -> Mapping[str, Any]:
+        """What the last append on the way here was given to keep."""
+        appends = [node.metadata for node in self.path if node.kind is NodeKind.APPEND]
+        return appends[-1] if appends else {}
 
 
 @dataclass(eq=False, slots=True)
@@ -97,7 +105,7 @@ class Journal:
                     for entry in fresh:
                         entry.durable = True
 
-    async def save(self, node: NodeRecord, state: State) -> Point:
+    async def save(self, node: NodeRecord, state: State, reason: str) -> Point:
         """Store the whole state under a node that is durable already."""
         store = self._store
         if store is None:
@@ -106,7 +114,7 @@ class Journal:
         try:
             with anyio.CancelScope(shield=True):
                 report = await anyio.to_thread.run_sync(
-                    lambda: store.save(node.id, snapshot, self._fingerprint, reason="pause")
+                    lambda: store.save(node.id, snapshot, self._fingerprint, reason=reason)
                 )
         finally:
             state.release()
@@ -131,14 +139,12 @@ class Journal:
         node = path[-1]
         timeline = timeline_of(path)
         snapshot, foreign = self._nearest(store, node_id, as_is=as_is)
-        appends = [one for one in path if one.kind is NodeKind.APPEND]
         return Stored(
-            node=node,
+            path=tuple(path),
             timeline=timeline,
             is_head=store.session_head(node.session_id) == node_id,
             snapshot=snapshot,
             inexact=node.inexact or foreign,
-            append_metadata=appends[-1].metadata if appends else {},
         )
 
     def _nearest(self, store: Store, node_id: str, *, as_is: bool) -> tuple[Snapshot | None, bool]:
@@ -161,38 +167,49 @@ class Journal:
 
 
 class Record:
-    """One session's part of the journal: what is still to be written, and the last durable node."""
+    """One session's part of the journal: its nodes so far, and those still to be written."""
 
     def __init__(self, journal: Journal, session_id: str, *, namespace: str, label: str) -> None:
         self._journal = journal
         self._session_id = session_id
         self._namespace = namespace
         self._label = label
-        self._head: NodeRecord | None = None
-        self._pending: list[_Entry] = []
+        self._path: list[_Entry] = []
         self._generated = array("i")
-        self._sampler: Mapping[str, Any] | None = None
+        self._facts: Mapping[str, Any] = {}
         self._inexact = False
+
+    def label_is(self, label: str) -> None:
+        """What the nodes to come are called."""
+        self._label = label
 
     def point(self) -> str:
         """The id of the session's last node; durable once `flush` has returned."""
-        node = self._last()
-        if node is None:
-            raise ValueError("a session's record has at least its first node")
-        return node.id
+        return self._path[-1].node.id
 
-    def continues(self, node: NodeRecord, *, inexact: bool) -> None:
-        """The session goes on from a node that is durable already; `inexact` marks all that follows (DESIGN §6)."""
-        self._head = node
+    def nodes(self) -> tuple[NodeRecord, ...]:
+        """The nodes from the root to the last one."""
+        return tuple(entry.node for entry in self._path)
+
+    def continues(self, path: Sequence[NodeRecord], *, inexact: bool) -> None:
+        """The session goes on from the end of a path that is durable; `inexact` marks all that follows (DESIGN §6)."""
+        self._path = [_Entry(node, durable=True) for node in path]
         self._inexact = inexact
 
     def branched_from(self, other: "Record") -> None:
         """The session begins where another one stands now; what that one has not written yet is written by both."""
-        self._head = other._head
-        self._pending = list(other._pending)
+        self._path = list(other._path)
         self._generated = other._generated[:]
-        self._sampler = other._sampler
+        self._facts = other._facts
         self._inexact = other._inexact
+
+    def cut(self, timeline: Timeline, kind: NodeKind) -> None:
+        """Go on from an earlier position, where `timeline` now ends: under the last node at or before it."""
+        self._close_generation()
+        while self._path and self._path[-1].node.position > len(timeline):
+            self._path.pop()
+        start = self._path[-1].node.position if self._path else 0
+        self._add(kind, timeline.ids(start), timeline)
 
     def started(self, timeline: Timeline, kind: NodeKind) -> None:
         """The session's first node of its own."""
@@ -207,40 +224,29 @@ class Record:
         """Parameters, seed and branch, to be durable before the first token is shown."""
         self._close_generation()
         self._add(NodeKind.GENERATE, np.zeros(0, np.int32), timeline, params=params)
-        self._sampler = self._pending[-1].node.sampler
 
-    def generated(self, token: int) -> None:
+    def generated(self, token: int, timeline: Timeline) -> None:
         self._generated.append(token)
+        self._facts = _facts_of(timeline, None)
 
     async def flush(self) -> None:
         """Make everything so far durable."""
         self._close_generation()
-        entries = tuple(self._pending)
-        await self._journal.write(entries)
-        if entries:
-            self._head = entries[-1].node
-            del self._pending[: len(entries)]
+        await self._journal.write([entry for entry in self._path if not entry.durable])
 
-    async def save(self, state: State) -> Point:
-        """Make everything so far durable, and the state with it."""
+    async def save(self, state: State, reason: str) -> Point:
+        """Make everything so far durable, and the state, which is that of the last node, with it."""
         await self.flush()
-        if self._head is None:
-            raise ValueError("a session's record has at least its first node")
-        return await self._journal.save(self._head, state)
-
-    def _last(self) -> NodeRecord | None:
-        return self._pending[-1].node if self._pending else self._head
+        return await self._journal.save(self._path[-1].node, state, reason)
 
     def _close_generation(self) -> None:
         """Turn the tokens generated since the last node into a node."""
         if not self._generated:
             return
-        last = self._last()
+        last = self._path[-1].node
         tokens = np.array(self._generated, dtype=np.int32)
         del self._generated[:]
-        position = (0 if last is None else last.position) + len(tokens)
-        facts = {**(self._sampler or {}), "generating": True}
-        self._add_node(NodeKind.GENERATE, tokens, position, 0 if last is None else last.turn, facts)
+        self._add_node(NodeKind.GENERATE, tokens, last.position + len(tokens), last.turn, self._facts)
 
     def _add(
         self,
@@ -262,13 +268,12 @@ class Record:
         facts: Mapping[str, Any],
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        last = self._last()
         node = NodeRecord(
             session_id=self._session_id,
             kind=kind,
             position=position,
             tokens=tokens,
-            parent_id=None if last is None else last.id,
+            parent_id=self._path[-1].node.id if self._path else None,
             sampler=facts,
             turn=turn,
             label=self._label,
@@ -276,37 +281,37 @@ class Record:
             metadata=metadata or {},
             inexact=self._inexact,
         )
-        self._pending.append(_Entry(node))
+        self._path.append(_Entry(node))
 
 
 def _facts_of(timeline: Timeline, params: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a node keeps of the timeline besides its token ids."""
+    """What a node keeps of the timeline besides its token ids. `prefix` is the digest of all ids up to the node."""
     turn = timeline.turn
     return {
         "branch": timeline.branch,
         "forks": timeline.forks,
-        "generation_start": turn.generation_start,
-        "generating": turn.generating,
+        "generated": turn.generating,
         "seed": turn.seed,
+        "prefix": timeline.digest().hex(),
         "params": None if params is None else dict(params),
     }
 
 
 def timeline_of(path: Sequence[NodeRecord]) -> Timeline:
     """The timeline that the nodes from the root to the last one of `path` describe."""
-    last = path[-1]
-    facts = last.sampler or {}
-    timeline = Timeline(
-        array("i", np.concatenate([node.tokens for node in path]).astype(np.int32).tobytes()),
-        branch=int(facts.get("branch", 0)),
-    )
+    spans: list[Span] = []
+    for node in path:
+        facts = node.sampler or {}
+        generated = bool(facts.get("generated"))
+        if len(node.tokens) == 0 and node.kind is not NodeKind.GENERATE:
+            continue  # a root, a fork or a pause says nothing about turns
+        span = Span(node.position - len(node.tokens), node.turn, generated, facts.get("seed") if generated else None)
+        if spans and (spans[-1].turn, spans[-1].generated) == (span.turn, span.generated):
+            spans[-1] = replace(spans[-1], seed=span.seed)
+        else:
+            spans.append(span)
+    facts = path[-1].sampler or {}
+    ids = array("i", np.concatenate([node.tokens for node in path]).astype(np.int32).tobytes())
+    timeline = Timeline(ids, spans, branch=int(facts.get("branch", 0)))
     timeline.forks = int(facts.get("forks", 0))
-    timeline.turn = Turn(
-        index=last.turn,
-        generation_start=int(facts.get("generation_start", 0)),
-        generating=bool(facts.get("generating", False)),
-        seed=facts.get("seed"),
-    )
-    # A turn ends where the first node of the next one begins.
-    timeline.turn_ends = tuple(before.position for before, after in pairwise(path) if after.turn > before.turn)
     return timeline

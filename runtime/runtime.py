@@ -127,7 +127,7 @@ class Runtime:
             inexact=stored.inexact,
             append_metadata=stored.append_metadata,
         )
-        session.record.continues(node, inexact=stored.inexact)
+        session.record.continues(stored.path, inexact=stored.inexact)
         if not goes_on:
             session.record.started(timeline, NodeKind.FORK)
         return session

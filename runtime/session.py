@@ -215,7 +215,7 @@ class Session:
         When the state can't be stored the session stays open, as it was.
         """
         with self.use("pause"):
-            point = await self.record.save(await self.hot())
+            point = await self.record.save(await self.hot(), "pause")
         self._end(Life.PAUSED)
         return point
 
@@ -257,7 +257,7 @@ class Session:
         """A generation read back the token it had drawn: `state` is the one after it."""
         self._holding.become(state)
         self._timeline.generated(token)
-        self.record.generated(token)
+        self.record.generated(token, self._timeline)
         self._rate.count(1, self._services.now_s())
 
     def status(self, now_s: float) -> SessionStatus:

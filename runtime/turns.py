@@ -1,16 +1,30 @@
-"""A session's timeline as numbers: its token ids, its turns, and what a generation continues.
+"""A session's timeline as numbers: its token ids, the spans they were read or generated in, and what follows from them.
 
-Penalty counts, `min_tokens` and stop-string tails are derived from these on demand and never stored (DESIGN §6g), so
-two generates of ten tokens are one of twenty, across forks and restarts too.
+Turns, what a generation continues, penalty counts and stop-string tails are derived from these on demand and never kept
+as running state (DESIGN §6g). So two generates of ten tokens are one of twenty, across forks and restarts too.
 """
 
 from array import array
+from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
+from serai.runtime.errors import PositionUnavailable
 from serai.runtime.random import child_branch
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens from `start` on that were appended, or generated with `seed`, in turn `turn`."""
+
+    start: int
+    turn: int
+    generated: bool
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +32,7 @@ class Turn:
     """Where the current turn stands.
 
     `index` counts from 0; `generation_start` is the position at which its generation starts (the end of the last
-    append); `generating` says whether a token was generated since; `seed` is the one in force, drawn at the turn's
-    first generate when none was given.
+    append); `generating` says whether a generation has begun since; `seed` is the one in force then.
     """
 
     index: int = 0
@@ -29,41 +42,84 @@ class Turn:
 
 
 class Timeline:
-    """Token ids up to the present, the turns they fall into, and the random branch this timeline draws from."""
+    """Token ids up to the present, the spans they fall into, and the random branch this timeline draws from."""
 
-    __slots__ = ("_ids", "branch", "forks", "turn", "turn_ends")
+    __slots__ = ("_hasher", "_ids", "_spans", "branch", "forks")
 
-    def __init__(self, ids: "array[int] | None" = None, *, branch: int = 0) -> None:
+    def __init__(self, ids: "array[int] | None" = None, spans: Iterable[Span] = (), *, branch: int = 0) -> None:
         self._ids = array("i") if ids is None else ids
+        self._hasher = blake3(self._ids.tobytes())
+        self._spans = list(spans)
         self.branch = branch
         self.forks = 0
-        self.turn = Turn()
-        self.turn_ends: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self._ids)
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return tuple(self._spans)
+
+    @property
+    def turn(self) -> Turn:
+        """The present turn."""
+        if not self._spans:
+            return Turn()
+        last = self._spans[-1]
+        if last.generated:
+            return Turn(last.turn, last.start, generating=True, seed=last.seed)
+        return Turn(last.turn, len(self._ids))
+
+    def digest(self) -> bytes:
+        """Tells this prefix of token ids from any other: BLAKE3 of the ids as little-endian int32."""
+        return self._hasher.digest()
 
     def ids(self, start: int = 0, end: int | None = None) -> NDArray[np.int32]:
         """The token ids from `start` to `end`, int32, as an array of the caller's own."""
         return np.array(self._ids[start:end], dtype=np.int32)
 
+    def end_of(self, turn: int) -> int:
+        """The position at which a turn ends. Raises `PositionUnavailable` for a turn that isn't there."""
+        if not 0 <= turn <= self.turn.index:
+            raise PositionUnavailable(what="turn", asked=turn, last=self.turn.index)
+        later = [span.start for span in self._spans if span.turn > turn]
+        return later[0] if later else len(self._ids)
+
     def appended(self, ids: NDArray[np.int32]) -> None:
         """An append was read: after a generation this begins the next turn, otherwise it adds to the present one."""
+        turn = self.turn
+        if turn.generating or not self._spans:
+            self._spans.append(Span(len(self._ids), turn.index + turn.generating, generated=False))
+        self._extend(ids.astype(np.int32).tobytes())
+
+    def generates(self, seed: int) -> None:
+        """A generation begins, or goes on with this seed."""
         if self.turn.generating:
-            self.turn_ends = (*self.turn_ends, len(self._ids))
-            self.turn = Turn(index=self.turn.index + 1)
-        self._ids.frombytes(ids.astype(np.int32).tobytes())
-        self.turn = replace(self.turn, generation_start=len(self._ids), seed=None)
+            self._spans[-1] = replace(self._spans[-1], seed=seed)
+        else:
+            self._spans.append(Span(len(self._ids), self.turn.index, generated=True, seed=seed))
 
     def generated(self, token: int) -> None:
         """A drawn token was read back."""
-        self._ids.append(token)
-        self.turn = replace(self.turn, generating=True)
+        self._extend(np.int32(token).tobytes())
 
-    def fork(self) -> "Timeline":
-        """A copy that goes on from here with a random branch of its own."""
-        child = Timeline(self._ids[:], branch=child_branch(self.branch, self.forks))
+    def at(self, position: int, *, branch: int) -> "Timeline":
+        """This timeline as it was at `position`. Raises `PositionUnavailable` outside 0 to the present."""
+        if not 0 <= position <= len(self._ids):
+            raise PositionUnavailable(what="position", asked=position, last=len(self._ids))
+        # A span that begins exactly there has not begun, unless this is the present, where nothing is cut off.
+        count = bisect_right([span.start for span in self._spans], position)
+        if position < len(self._ids):
+            count = len([span for span in self._spans if span.start < position])
+        return Timeline(self._ids[:position], self._spans[:count], branch=branch)
+
+    def fork(self, position: int | None = None) -> "Timeline":
+        """A copy that goes on from `position` (the present) with a random branch of its own."""
+        where = len(self._ids) if position is None else position
+        child = self.at(where, branch=child_branch(self.branch, self.forks))
         self.forks += 1
-        child.turn = self.turn
-        child.turn_ends = self.turn_ends
         return child
+
+    def _extend(self, data: bytes) -> None:
+        self._ids.frombytes(data)
+        self._hasher.update(data)
