@@ -4,7 +4,7 @@ A layer opens a visit with the distinct experts its rows were routed to, takes b
 finished, and computes with each batch before it takes the next: those already in memory come first, the rest as they
 arrive, so that computing and reading overlap. In which batch an expert comes decides no bits (DESIGN §6d).
 
-    visit = experts.visit(layer, ids)
+    visit = experts.visit(layer, ids, picks)
     try:
         while not visit.finished:
             batch = visit.take()
@@ -75,8 +75,8 @@ class Experts(Protocol):
         """Bytes held of the budget."""
         ...
 
-    def visit(self, layer: int, ids: NDArray[np.int32]) -> Visit:
-        """Ask for these distinct experts of a layer (counted from 0)."""
+    def visit(self, layer: int, ids: NDArray[np.int32], picks: int) -> Visit:
+        """Ask for these distinct experts of a layer (counted from 0), which all rows together picked `picks` times."""
         ...
 
     def guess(self, layer: int, ids: NDArray[np.int32]) -> None:
@@ -137,7 +137,7 @@ class ResidentExperts:
     def nbytes(self) -> int:
         return self._records.nbytes
 
-    def visit(self, layer: int, ids: NDArray[np.int32]) -> "ResidentVisit":
+    def visit(self, layer: int, ids: NDArray[np.int32], picks: int) -> "ResidentVisit":
         addresses = self._first[layer] + ids.astype(np.int64) * self.layout.record_bytes
         return ResidentVisit(Batch(np.arange(len(ids)), addresses) if len(ids) else None)
 

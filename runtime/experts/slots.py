@@ -17,9 +17,11 @@ NOT_HELD = -1
 
 @dataclass(frozen=True, slots=True)
 class CacheCounters:
-    """What the cache has done. A wanted expert is a hit when it was there, `late` when its read was under way, else a
-    miss; `guessed` experts were read ahead, and `guesses_used` of them were wanted when their layer came."""
+    """What the cache has done. `picks` counts the choices of all rows, of which each distinct expert of a visit is
+    wanted once: a hit when it was there, `late` when its read was under way, else a miss. `guessed` experts were read
+    ahead, and `guesses_used` of them were wanted when their layer came."""
 
+    picks: int = 0
     hits: int = 0
     late: int = 0
     misses: int = 0
@@ -31,10 +33,19 @@ class CacheCounters:
     guesses_used: int = 0
 
     @property
+    def wanted(self) -> int:
+        """Distinct experts wanted, summed over visits."""
+        return self.hits + self.late + self.misses
+
+    @property
     def hit_rate(self) -> float:
         """Share of the wanted experts that were resident; 0 before any was wanted."""
-        wanted = self.hits + self.late + self.misses
-        return self.hits / wanted if wanted else 0.0
+        return self.hits / self.wanted if self.wanted else 0.0
+
+    @property
+    def sharing(self) -> float:
+        """Distinct experts for each choice of a row: the less, the more rows share a read; 1 before any was made."""
+        return self.wanted / self.picks if self.picks else 1.0
 
     @property
     def guess_rate(self) -> float:
@@ -73,8 +84,9 @@ class SlotTable:
         """`SlotState` values of these slots."""
         return self._states[slots]
 
-    def want(self, layer: int, ids: NDArray[np.int32]) -> NDArray[np.int64]:
-        """A step has come to `layer` and needs these experts: counts them, and gives what `lookup` gives."""
+    def want(self, layer: int, ids: NDArray[np.int32], picks: int) -> NDArray[np.int64]:
+        """A step has come to `layer` and needs these distinct experts, which its rows picked `picks` times in all:
+        counts them, and gives what `lookup` gives."""
         keys = self._keys(layer, ids)
         slots = self._slot_of[keys]
         held = slots != NOT_HELD
@@ -90,6 +102,7 @@ class SlotTable:
         counters, late = self.counters, int(loading.sum())
         self.counters = replace(
             counters,
+            picks=counters.picks + picks,
             hits=counters.hits + int(held.sum()) - late,
             late=counters.late + late,
             misses=counters.misses + len(ids) - int(held.sum()),

@@ -66,10 +66,10 @@ class StreamedExperts:
             degraded=self._degraded,
         )
 
-    def visit(self, layer: int, ids: NDArray[np.int32]) -> "StreamedVisit":
+    def visit(self, layer: int, ids: NDArray[np.int32], picks: int) -> "StreamedVisit":
         self._collect()
         self._drop_wrong_guesses(layer, ids)
-        visit = StreamedVisit(self, layer, ids)
+        visit = StreamedVisit(self, layer, ids, picks)
         self._visits.append(visit)
         return visit
 
@@ -148,11 +148,11 @@ class StreamedExperts:
 class StreamedVisit:
     """One layer's experts for one step; made by `StreamedExperts.visit`."""
 
-    def __init__(self, experts: StreamedExperts, layer: int, ids: NDArray[np.int32]) -> None:
+    def __init__(self, experts: StreamedExperts, layer: int, ids: NDArray[np.int32], picks: int) -> None:
         self._experts = experts
         self._layer = layer
         self._ids = ids
-        self._slots = experts.cache.want(layer, ids)
+        self._slots = experts.cache.want(layer, ids, picks)
         self._open = np.ones(len(ids), dtype=np.bool_)  # neither handed out nor failed
         self._given = np.empty(0, dtype=np.int64)
         self._failures: dict[int, SeraiError] = {}

@@ -25,7 +25,7 @@ def load(table: SlotTable, layer: int, *experts: int) -> NDArray[np.int64]:
 
 def test_an_expert_is_found_once_its_read_has_ended() -> None:
     table = SlotTable((1, 3), 4, 3)
-    assert table.want(3, ids(0, 2)).tolist() == [NOT_HELD, NOT_HELD]
+    assert table.want(3, ids(0, 2), 8).tolist() == [NOT_HELD, NOT_HELD]
     slots = table.begin_load(3, ids(0, 2))
     assert table.states(slots).tolist() == [SlotState.LOADING] * 2
     for slot in slots:
@@ -98,19 +98,19 @@ def test_wants_are_counted_as_hits_late_or_misses_and_guesses_as_used_or_not() -
     load(table, 1, 0)
     guesses = table.begin_load(1, ids(1, 2, 3), guess=True)
     table.finish_load(int(guesses[0]))
-    table.want(1, ids(0, 1, 2, 5))
+    table.want(1, ids(0, 1, 2, 5), 8)
     counters = table.counters
     assert (counters.hits, counters.late, counters.misses) == (2, 1, 1)
     assert (counters.guessed, counters.guesses_used) == (3, 2)
-    assert counters.hit_rate == 0.5
+    assert counters.hit_rate == counters.sharing == 0.5
     assert not table.view().guessed.any()  # the wrong guess is over too
 
 
 def test_usage_outlives_eviction_and_can_be_carried_over() -> None:
     table = SlotTable((0,), 4, 1)
     for _ in range(3):
-        table.want(0, ids(2))
-    table.want(0, ids(1))
+        table.want(0, ids(2), 8)
+    table.want(0, ids(1), 8)
     usage = table.usage()
     assert usage[0].argsort()[::-1][:2].tolist() == [2, 1]
     other = SlotTable((0,), 4, 1)
@@ -167,7 +167,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(layer=st.sampled_from(LAYERS), wanted=st.sets(st.integers(0, EXPERTS - 1), min_size=1), guess=st.booleans())
     def load_what_is_missing(self, layer: int, wanted: set[int], guess: bool) -> None:
         asked = ids(*sorted(wanted))
-        slots = self.cache.lookup(layer, asked) if guess else self.cache.want(layer, asked)
+        slots = self.cache.lookup(layer, asked) if guess else self.cache.want(layer, asked, 8)
         missing = asked[slots == NOT_HELD]
         protected = {slot: what for slot, what in self.held.items() if slot in self.loading or slot in self.pins}
         taken = self.cache.begin_load(layer, missing, guess=guess)

@@ -50,7 +50,7 @@ def everything(experts: Experts, visit: Visit, layer: int, wanted: NDArray[np.in
 
 
 def visited(experts: Experts, layer: int, *wanted: int) -> list[list[int]]:
-    return everything(experts, experts.visit(layer, ids(*wanted)), layer, ids(*wanted))
+    return everything(experts, experts.visit(layer, ids(*wanted), 9), layer, ids(*wanted))
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5, 100])
@@ -73,7 +73,7 @@ def test_all_in_memory_comes_at_once(tmp_path: Path) -> None:
     assert visited(experts, 2, 1, 4, 6) == [[1, 4, 6]]
     experts.guess(1, ids(1))
     experts.wait(30)
-    empty = experts.visit(1, ids())
+    empty = experts.visit(1, ids(), 9)
     assert empty.finished
     experts.close()
 
@@ -84,7 +84,7 @@ def test_what_is_in_memory_comes_first_while_the_rest_is_read(tmp_path: Path) ->
         visited(experts, 1, 2, 4)
         calls.armed = True
         wanted = ids(1, 2, 3, 4)
-        visit = experts.visit(1, wanted)
+        visit = experts.visit(1, wanted, 9)
         first = visit.take()
         assert first is not None
         assert wanted[first.which].tolist() == [2, 4]
@@ -108,7 +108,7 @@ def test_addresses_hold_until_the_next_batch_is_taken(tmp_path: Path) -> None:
     """B12: with two slots the third expert must not land on one that is being computed with."""
     with streaming(tmp_path, 2) as experts:
         wanted = ids(0, 1, 2, 3)
-        visit = experts.visit(1, wanted)
+        visit = experts.visit(1, wanted, 9)
         seen = 0
         while not visit.finished:
             batch = visit.take()
@@ -127,7 +127,7 @@ def test_two_visits_share_a_cache_of_one_slot(tmp_path: Path) -> None:
     """B12: two groups taking turns; each gets through, neither is given the other's bytes."""
     with streaming(tmp_path, 1) as experts:
         asked = [(1, ids(0, 3)), (2, ids(0, 3)), (1, ids(3, 5))]
-        visits = [experts.visit(layer, wanted) for layer, wanted in asked]
+        visits = [experts.visit(layer, wanted, 9) for layer, wanted in asked]
         left = [len(wanted) for _, wanted in asked]
         turns = 0
         while any(left):
@@ -150,7 +150,7 @@ def test_two_visits_that_miss_the_same_expert_read_it_once(tmp_path: Path) -> No
     calls = GatedReads()
     with streaming(tmp_path, 4, calls) as experts:
         calls.armed = True
-        one, two = experts.visit(1, ids(6)), experts.visit(1, ids(6))
+        one, two = experts.visit(1, ids(6), 9), experts.visit(1, ids(6), 9)
         calls.gate.set()
         assert everything(experts, one, 1, ids(6)) == [[6]]
         assert everything(experts, two, 1, ids(6)) == [[6]]
@@ -161,7 +161,7 @@ def test_a_dropped_visit_gives_its_slots_back_and_cancels_its_reads(tmp_path: Pa
     calls = GatedReads()
     with streaming(tmp_path, 4, calls, reads_in_flight=1) as experts:
         calls.armed = True
-        visit = experts.visit(1, ids(0, 1, 2))
+        visit = experts.visit(1, ids(0, 1, 2), 9)
         assert calls.waiting.acquire(timeout=30)
         visit.close()
         visit.close()
@@ -176,7 +176,7 @@ def test_closing_one_visit_leaves_what_the_other_waits_for(tmp_path: Path) -> No
     calls = GatedReads()
     with streaming(tmp_path, 4, calls, reads_in_flight=1) as experts:
         calls.armed = True
-        one, two = experts.visit(1, ids(0, 1)), experts.visit(1, ids(1))
+        one, two = experts.visit(1, ids(0, 1), 9), experts.visit(1, ids(1), 9)
         one.close()
         calls.gate.set()
         assert everything(experts, two, 1, ids(1)) == [[1]]
@@ -188,7 +188,7 @@ def test_an_unreadable_expert_fails_alone_and_is_tried_again_by_the_next_step(tm
     with streaming(tmp_path, 4, calls, reads_in_flight=1) as experts:
         calls.armed = True
         wanted = ids(2, 5, 6)
-        visit = experts.visit(1, wanted)
+        visit = experts.visit(1, wanted, 9)
         assert sorted(chain(*everything(experts, visit, 1, wanted))) == [5, 6]
         assert list(visit.failures) == [0]
         assert isinstance(visit.failures[0], ExpertUnreadable)
@@ -204,7 +204,7 @@ def test_cached_experts_serve_on_when_the_file_is_cut(tmp_path: Path) -> None:
         os.truncate(tmp_path / "records", 3 * LAYOUT.record_bytes)
         assert visited(experts, 2, 4, 5) == [[4, 5]]
         wanted = ids(4, 7)
-        visit = experts.visit(2, wanted)
+        visit = experts.visit(2, wanted, 9)
         assert everything(experts, visit, 2, wanted) == [[4]]
         assert "ended at 12,288 of 65,536 bytes" in str(visit.failures[1])
         assert visited(experts, 1, 0) == [[0]]
@@ -214,7 +214,7 @@ def test_a_failure_reaches_every_visit_that_waits(tmp_path: Path) -> None:
     calls = FailingReads(lambda number: number < 2)
     with streaming(tmp_path, 4, calls, reads_in_flight=1) as experts:
         calls.armed = True
-        one, two = experts.visit(1, ids(3)), experts.visit(1, ids(3))
+        one, two = experts.visit(1, ids(3), 9), experts.visit(1, ids(3), 9)
         assert everything(experts, one, 1, ids(3)) == []
         assert everything(experts, two, 1, ids(3)) == []
         assert one.failures.keys() == two.failures.keys() == {0}
@@ -234,7 +234,7 @@ def test_a_right_guess_is_there_when_its_layer_comes(tmp_path: Path) -> None:
 def test_a_guess_takes_no_slot_from_what_is_in_use_nor_all_that_is_free(tmp_path: Path) -> None:
     with streaming(tmp_path, 4) as experts:
         visited(experts, 1, 0, 1)
-        visit = experts.visit(1, ids(0, 1))
+        visit = experts.visit(1, ids(0, 1), 9)
         batch = visit.take()
         assert batch is not None
         experts.guess(2, ids(0, 1, 2, 3))
@@ -249,7 +249,7 @@ def test_wrong_guesses_not_begun_are_not_read(tmp_path: Path) -> None:
         calls.armed = True
         experts.guess(2, ids(1, 2, 3))
         assert calls.waiting.acquire(timeout=30)
-        visit = experts.visit(2, ids(3, 4))
+        visit = experts.visit(2, ids(3, 4), 9)
         assert experts.status.cache.cancelled_loads == 1  # 2; the read of 1 was under way, 3 is wanted
         calls.gate.set()
         assert sorted(chain(*everything(experts, visit, 2, ids(3, 4)))) == [3, 4]
@@ -305,7 +305,7 @@ def test_many_visits_of_two_groups_keep_the_books(tmp_path: Path) -> None:
                 (int(rng.choice(LAYERS)), np.sort(rng.choice(EXPERTS, 4, replace=False)).astype(np.int32))
                 for _ in range(2)
             ]
-            visits: list[StreamedVisit] = [experts.visit(layer, wanted) for layer, wanted in asked]
+            visits: list[StreamedVisit] = [experts.visit(layer, wanted, 9) for layer, wanted in asked]
             while not all(visit.finished for visit in visits):
                 experts.wait(30)
                 for visit, (layer, wanted) in zip(visits, asked, strict=True):

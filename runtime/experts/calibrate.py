@@ -1,0 +1,114 @@
+"""How many reads to keep in flight, found by trying for a moment.
+
+One read at a time leaves most disks waiting; too many only queue, hold scratch memory and take the processor from the
+kernels. The smallest number within a twentieth of the best rate is taken.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.runtime.experts.cache import aligned_bytes
+from serai.runtime.experts.disk import ReadMode
+from serai.runtime.experts.source import ExpertSource
+
+TRIED = (1, 2, 4, 8, 16)
+GOOD_ENOUGH = 0.95
+TRY_S = 0.15
+"""For each number: some tens of records of a few MB on an NVMe disk, a second in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was tried and chosen. `tried` pairs a number of reads in flight with the bytes a second it gave."""
+
+    reads_in_flight: int
+    tried: tuple[tuple[int, float], ...]
+    mode: ReadMode
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The rate at the number chosen."""
+        return dict(self.tried)[self.reads_in_flight]
+
+    def __str__(self) -> str:
+        rates = ", ".join(f"{count}: {rate / 1e9:.2f}" for count, rate in self.tried)
+        return f"{self.reads_in_flight} {self.mode.value} reads in flight (GB/s by number: {rates})"
+
+
+def calibrate(
+    source: ExpertSource,
+    memory: Sequence[NDArray[np.uint8]],
+    *,
+    tried: Sequence[int] = TRIED,
+    try_s: float = TRY_S,
+    seed: int = 0,
+) -> Calibration:
+    """Read experts at random into `memory`, records of the source's size (slots not in use will do), with as many
+    threads as are tried, and no more than there are records."""
+    rates = []
+    for count in sorted({min(count, len(memory)) for count in tried}):
+        rates.append((count, read_rate(source, memory[:count], try_s=try_s, seed=seed)))
+    return Calibration(choose(rates), tuple(rates), source.mode)
+
+
+def choose(rates: Sequence[tuple[int, float]]) -> int:
+    """The smallest number whose rate is good enough."""
+    best = max(rate for _, rate in rates)
+    return min(count for count, rate in rates if rate >= GOOD_ENOUGH * best)
+
+
+def read_rate(
+    source: ExpertSource, memory: Sequence[NDArray[np.uint8]], *, try_s: float, seed: int = 0, raw: bool = False
+) -> float:
+    """Bytes a second from disk with one thread for each record of `memory`.
+
+    With `raw` the bytes are read and nothing more is done: what the disk gives, against which streaming is measured.
+    """
+    rng = np.random.default_rng(seed)
+    picks = [rng.integers(len(source.layers) * source.experts, size=4096) for _ in memory]
+    until_s = time.monotonic() + try_s
+    results: list[int | BaseException] = []
+
+    def work(record: NDArray[np.uint8], order: NDArray[np.int64]) -> None:
+        scratch = aligned_bytes(source.scratch_bytes)
+        total = 0
+        try:
+            for pick in order:
+                layer, expert = source.layers[int(pick) // source.experts], int(pick) % source.experts
+                if raw:
+                    total += _read_raw(source, layer, expert, scratch if source.scratch_bytes else record)
+                else:
+                    total += source.read(layer, expert, record, scratch)
+                if time.monotonic() >= until_s:
+                    break
+        except BaseException as error:  # noqa: BLE001  # raised below, on the caller's thread
+            results.append(error)
+        else:
+            results.append(total)
+
+    started_s = time.monotonic()
+    threads = [threading.Thread(target=work, args=one, daemon=True) for one in zip(memory, picks, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    elapsed_s = time.monotonic() - started_s
+    total = 0
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        total += result
+    return total / elapsed_s
+
+
+def _read_raw(source: ExpertSource, layer: int, expert: int, pages: NDArray[np.uint8]) -> int:
+    taken = 0
+    for span in source.spans(layer, expert):
+        source.read_span(span, pages[taken : taken + span.page_bytes])
+        taken += span.page_bytes
+    return taken
