@@ -1,0 +1,30 @@
+"""Options that several commands share."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class PrecisionName(StrEnum):
+    """The names of the two precisions, known without loading the engine."""
+
+    EXACT = "exact"
+    FAST = "fast"
+
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help='"nano", a model folder, or ORG/NAME from the local Hugging Face cache.')
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+Budget = Annotated[
+    str | None,
+    typer.Option("--budget", metavar="SIZE", help='The most memory to use, such as "2GiB". [default: what is free]'),
+]
+Precision = Annotated[
+    PrecisionName,
+    typer.Option("--precision", help="float32 activations and latents, or 8-bit activations and bfloat16 latents."),
+]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, help="Threads to compute with. [default: the cores there are]")
+]

@@ -1,0 +1,164 @@
+"""`serai plan`: what a model and its sessions take in memory, before anything is loaded or even downloaded."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from serai.runtime.cli.options import Budget, Json, Precision, PrecisionName
+from serai.runtime.cli.output import bytes_text, pairs, reporting, table
+
+if TYPE_CHECKING:
+    from serai.runtime.memory_limits import DefaultBudget
+    from serai.runtime.memory_plan import ByLatents, MemoryPlan
+    from serai.runtime.models.config import ModelConfig
+    from serai.runtime.models.safetensors_files import CheckpointFiles
+
+
+def plan(
+    path: Annotated[
+        str,
+        typer.Argument(metavar="PATH", help='A config.json, a model folder (weights not needed), "nano", or ORG/NAME.'),
+    ],
+    context: Annotated[int | None, typer.Option(min=1, help="Tokens of each session. [default: 4096]")] = None,
+    sessions: Annotated[int, typer.Option(min=1, help="Sessions to hold in memory at once.")] = 1,
+    budget: Budget = None,
+    precision: Precision = PrecisionName.FAST,
+    as_json: Json = False,
+) -> None:
+    """Show what a model and its sessions take in memory. A budget that is too small is an error, as it is for run."""
+    from serai.checkpoints.snapshot import LatentType
+    from serai.runtime.byte_sizes import parse_bytes
+    from serai.runtime.memory_plan import DEFAULT_CONTEXT_TOKENS, check_budget, plan_memory, sessions_that_fit
+
+    with reporting(as_json=as_json) as out:
+        latents = LatentType.FLOAT32 if precision is PrecisionName.EXACT else LatentType.BFLOAT16
+        config, files = _read(path)
+        try:
+            made = plan_memory(config, files, context_tokens=context or DEFAULT_CONTEXT_TOKENS)
+        finally:
+            if files is not None:
+                files.close()
+        default = _default_budget()
+        if budget is not None:
+            budget_bytes, source = parse_bytes(budget), "given"
+            check_budget(made, budget_bytes, latents)
+        else:
+            budget_bytes, source = (0, "unknown") if default is None else (default.budget_bytes, default.bound.name)
+        needed = {
+            kind.value: made.floor_bytes.of(kind) + (sessions - 1) * made.hot_session_bytes.of(kind)
+            for kind in LatentType
+        }
+        fit = {kind.value: sessions_that_fit(made, budget_bytes, kind) for kind in LatentType}
+        fits = needed[latents.value] <= budget_bytes
+        verdict = "fits" if fits else "does not fit"
+        values = made.to_json() | {
+            "sessions": sessions,
+            "sessions_needed_bytes": needed,
+            "precision": precision.value,
+            "budget_bytes": budget_bytes,
+            "budget_source": source,
+            "sessions_that_fit": fit,
+            "fits": fits,
+        }
+        out.result(
+            values,
+            _model_table(made),
+            _session_table(made, sessions, needed),
+            _comparison_table(made),
+            _budget_table(budget_bytes, source, fit),
+            f"{sessions:,} in {precision.value} precision: {bytes_text(needed[latents.value])}, which {verdict}",
+        )
+
+
+def _read(path: str) -> "tuple[ModelConfig, CheckpointFiles | None]":
+    """The configuration, and the headers of the weights when there are any."""
+    from serai.runtime.models.config import load_config
+    from serai.runtime.models.locate import locate_model
+    from serai.runtime.models.safetensors_files import CheckpointFiles
+    from serai.runtime.models.tensor_check import check_tensors
+
+    file = Path(path)
+    if file.is_file():
+        return load_config(file), None
+    folder = locate_model(path)
+    config = load_config(folder)
+    if not any(folder.glob("*.safetensors")):
+        return config, None
+    files = CheckpointFiles.open(folder)
+    check_tensors(config, files)
+    return config, files
+
+
+def _default_budget() -> "DefaultBudget | None":
+    """None where the system doesn't say how much memory is free; only opening a model has to know."""
+    from serai.runtime.errors import BadParameter
+    from serai.runtime.memory_limits import default_budget
+
+    try:
+        return default_budget()
+    except BadParameter:
+        return None
+
+
+def _model_table(made: "MemoryPlan") -> Table:
+    experts = f"{made.moe_layers} layers × {made.experts_per_layer} × {bytes_text(made.expert_bytes)}"
+    told = "the headers of its weights" if made.source == "headers" else "config.json alone"
+    return pairs(
+        [
+            ("Trunk", bytes_text(made.trunk_bytes)),
+            ("Experts", f"{bytes_text(made.experts_total_bytes)} ({experts})" if made.experts_per_layer else "none"),
+            ("Experts one token visits", f"{made.token_experts} = {bytes_text(made.token_expert_bytes)}"),
+            ("Fewest expert slots", f"{made.min_expert_slots}: {made.min_expert_slots_rule}"),
+            ("Scratch", f"{bytes_text(made.scratch_bytes)} for steps of {made.step_rows} rows"),
+        ],
+        title=f"The model ({made.family}), from {told}",
+    )
+
+
+def _session_table(made: "MemoryPlan", sessions: int, needed: dict[str, int]) -> Table:
+    shown = table("", "float32 latents", "bfloat16 latents", title=f"\nA session of {made.context_tokens:,} tokens")
+
+    def row(name: str, float32: int, bfloat16: int) -> None:
+        shown.add_row(name, bytes_text(float32), bytes_text(bfloat16))
+
+    def row_by(name: str, figure: "ByLatents") -> None:
+        row(name, figure.float32, figure.bfloat16)
+
+    row(f"KDA state ({made.kda_layers} layers)", made.kda_bytes, made.kda_bytes)
+    row("Convolution tails", made.conv_bytes, made.conv_bytes)
+    row_by(f"Latents ({made.mla_layers} layers)", made.latent_bytes)
+    row_by("  for each token", made.latent_token_bytes)
+    row_by("Whole state", made.session_bytes)
+    row_by("Held in memory", made.hot_session_bytes)
+    row_by("While it runs", made.running_session_bytes)
+    row_by("Floor: everything resident, one session", made.floor_bytes)
+    if made.experts_per_layer:
+        row_by("Floor with experts read from disk", made.streaming_floor_bytes)
+        row_by("Working set: the experts of one token", made.working_set_bytes)
+    if sessions > 1:
+        row(f"{sessions:,} sessions at once", needed["float32"], needed["bfloat16"])
+    return shown
+
+
+def _comparison_table(made: "MemoryPlan") -> Table:
+    shown = table(
+        "", "each token", f"{made.context_tokens:,} tokens", title="\nThe same context elsewhere (16-bit values)"
+    )
+    for cost in made.comparison:
+        shown.add_row(cost.name, bytes_text(cost.token_bytes), bytes_text(cost.session_bytes(made.context_tokens)))
+    return shown
+
+
+def _budget_table(budget_bytes: int, source: str, fit: dict[str, int]) -> Table:
+    if source == "unknown":
+        return pairs([("Budget", "this system doesn't say how much memory is free; give --budget")])
+    told = "as given" if source == "given" else f"what is free here, by {source}"
+    return pairs(
+        [
+            ("Budget", f"{bytes_text(budget_bytes)}, {told}"),
+            ("Sessions that fit", f"{fit['bfloat16']:,} with bfloat16 latents, {fit['float32']:,} with float32"),
+        ],
+        title="\nHow many fit",
+    )

@@ -1,0 +1,259 @@
+"""`serai run`: a prompt in, text out, and a session that can be taken up again."""
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from serai.runtime.cli.options import Budget, Json, Model, Precision, PrecisionName, Threads
+from serai.runtime.cli.output import Output, reporting
+from serai.runtime.cli.status_line import StatusLine
+
+if TYPE_CHECKING:
+    from serai.runtime.generation import Token
+    from serai.runtime.journal import Point
+    from serai.runtime.runtime import Runtime
+    from serai.runtime.sampling_params import SamplingParams
+    from serai.runtime.session import Session
+
+
+def run(
+    model: Model,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(metavar="[PROMPT]", help='Text to read; "-", or none for a new session, reads stdin.'),
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="ID", help="Go on from a point that was printed before.")
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where sessions are kept. [default: ~/.local/state/serai/sessions]"),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Most tokens to generate.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Keep the fewest tokens with this share.")] = 1.0,
+    min_p: Annotated[float, typer.Option("--min-p", help="Drop tokens below this times the likeliest.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option("--repetition-penalty", help="1 is neutral.")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option("--presence-penalty", help="0 is neutral.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option("--frequency-penalty", help="0 is neutral.")] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None, typer.Option("--logit-bias", metavar="ID=BIAS", help="Repeat for several tokens.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes the drawing repeatable. [default: drawn, and kept]")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeat for several.")] = None,
+    min_tokens: Annotated[int, typer.Option("--min-tokens", help="Fewest tokens before a stop token may come.")] = 0,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's own stop tokens.")] = False,
+    precision: Precision = PrecisionName.FAST,
+    budget: Budget = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Read a prompt and stream the answer. Ctrl-C pauses and prints the id to resume; so does the end of the answer."""
+    with reporting(as_json=as_json) as out:
+        import anyio
+
+        from serai.runtime.cli.interrupts import exit_code, leaving_at_once
+        from serai.runtime.sampling_params import SamplingParams
+
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=_biases(logit_bias or ()),
+            seed=seed,
+            stop=tuple(stop or ()),
+            min_tokens=min_tokens,
+            ignore_eos=ignore_eos,
+        )
+        text = _prompt(prompt, resume)
+        job = _Job(
+            model, text, resume, store or default_store(os.environ), params, precision.value, budget, threads, out
+        )
+        with leaving_at_once("interrupted before anything was read, so there is nothing new to resume"):
+            done = anyio.run(job.work)
+        _report(out, job, done)
+        if done.signal is not None:
+            raise typer.Exit(exit_code(done.signal))
+
+
+def default_store(environ: Mapping[str, str]) -> Path:
+    """Where sessions are kept when `--store` doesn't say: below `$XDG_STATE_HOME`, else below `~/.local/state`."""
+    base = environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "serai" / "sessions"
+
+
+@dataclass(slots=True)
+class _Done:
+    """What came of a run, so far."""
+
+    session_id: str = ""
+    point: "Point | None" = None
+    position: int = 0
+    prompt_tokens: int = 0
+    tokens: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+    signal: int | None = None
+    open_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One run of the command."""
+
+    model: str
+    prompt: str | None
+    resume: str | None
+    store: Path
+    params: "SamplingParams"
+    precision: str
+    budget: str | None
+    threads: int | None
+    out: Output
+
+    async def work(self) -> _Done:
+        """Open the model, let the session go on, and put it away again."""
+        from serai.runtime.cli.interrupts import interruptible
+        from serai.runtime.cli.opening import opening_progress
+        from serai.runtime.opening import open_runtime
+
+        done = _Done()
+        began_s = time.monotonic()
+        with ExitStack() as shown:
+            tell = shown.enter_context(opening_progress())
+            async with open_runtime(
+                self.model,
+                budget=self.budget,
+                store=self.store,
+                precision=self.precision,
+                threads=self.threads,
+                progress=lambda opening: tell(opening.stage, opening.done, opening.total),
+            ) as runtime:
+                shown.close()
+                done.open_s = time.monotonic() - began_s
+                async with interruptible() as interrupt:
+                    session = await self._session(runtime)
+                    done.session_id = session.id
+                    try:
+                        with interrupt.stops:
+                            await self._go_on(session, done)
+                    finally:
+                        if done.text and not self.out.as_json:
+                            typer.echo()  # the text may have ended anywhere in a line
+                    done.signal = interrupt.signal
+                    done.position = session.position
+                    if session.position:
+                        done.point = await session.pause()
+        return done
+
+    def command_to_resume(self, point_id: str) -> str:
+        """What to type to go on, in the same store and precision."""
+        words = ["serai", "run", self.model, "--resume", point_id]
+        if self.store != default_store(os.environ):
+            words += ["--store", str(self.store)]
+        if self.precision != PrecisionName.FAST.value:
+            words += ["--precision", self.precision]
+        return shlex.join(words)
+
+    async def _session(self, runtime: "Runtime") -> "Session":
+        if self.resume is not None:
+            return await runtime.resume(self.resume)
+        return await runtime.session(label="serai run")
+
+    async def _go_on(self, session: "Session", done: _Done) -> None:
+        """Read the prompt, if there is one, and stream the answer; `done` is right at every moment."""
+        began_s = time.monotonic()
+        if self.prompt is not None:
+            done.prompt_tokens = (await session.append(self.prompt)).tokens
+        done.prefill_s = time.monotonic() - began_s
+        began_s = time.monotonic()
+        with StatusLine(sys.stderr, alone=self.out.as_json or not sys.stdout.isatty()) as status:
+            async with session.generate(self.params) as generation:
+                async for token in generation:
+                    self._take(token, done)
+                    done.decode_s = time.monotonic() - began_s
+                    status.show(_speed(done))
+
+    def _take(self, token: "Token", done: _Done) -> None:
+        done.tokens.append(token.id)
+        done.text.append(token.text)
+        done.finish_reason = None if token.finish_reason is None else token.finish_reason.value
+        if token.text and not self.out.as_json:
+            typer.echo(_printable(token.text) if sys.stdout.isatty() else token.text, nl=False)
+
+
+def _report(out: Output, job: _Job, done: _Done) -> None:
+    if out.as_json:
+        out.result(
+            {
+                "model": job.model,
+                "precision": job.precision,
+                "session": done.session_id,
+                "resume": None if done.point is None else done.point.id,
+                "position": done.position,
+                "prompt_tokens": done.prompt_tokens,
+                "tokens": done.tokens,
+                "text": "".join(done.text),
+                "finish_reason": "interrupted" if done.signal is not None else done.finish_reason,
+                "open_s": done.open_s,
+                "prefill_s": done.prefill_s,
+                "decode_s": done.decode_s,
+                "stored_bytes": 0 if done.point is None else done.point.written_bytes,
+            }
+        )
+    if done.point is None:
+        out.note("nothing was read, so there is nothing to resume")
+        return
+    out.note(f"{_speed(done)}; paused at {done.position:,} tokens, {done.point.written_bytes:,} bytes written")
+    out.note(f"go on with: {job.command_to_resume(done.point.id)}")
+
+
+def _speed(done: _Done) -> str:
+    rate = len(done.tokens) / done.decode_s if done.decode_s else 0.0
+    return f"{len(done.tokens):,} tokens, {rate:.1f} tok/s"
+
+
+def _prompt(prompt: str | None, resume: str | None) -> str | None:
+    """The text to read: as given, or stdin's; None when a session is only to be continued."""
+    from serai.runtime.errors import BadParameter
+
+    if prompt is None and resume is not None:
+        return None
+    text = sys.stdin.read() if prompt is None or prompt == "-" else prompt
+    if not text:
+        raise BadParameter("the prompt is empty; give some text as an argument or on stdin")
+    return text
+
+
+def _biases(given: Sequence[str]) -> dict[int, float]:
+    from serai.runtime.errors import BadParameter
+
+    biases: dict[int, float] = {}
+    for one in given:
+        token, _, bias = one.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise BadParameter(f"--logit-bias takes a token id and a number, such as 42=-5, and is {one!r}") from None
+    return biases
+
+
+def _printable(text: str) -> str:
+    """The text without the control characters by which it could take over a terminal; line ends and tabs stay."""
+    return "".join(char for char in text if char in "\n\t" or (char >= " " and not "\x7f" <= char <= "\x9f"))
