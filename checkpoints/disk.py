@@ -74,6 +74,9 @@ class Disk:
     def unlink(self, name: str, *, folder: int) -> None:
         os.unlink(name, dir_fd=folder)
 
+    def passing(self, point: str) -> None:
+        """Called at named points between other calls, such as before and after the index commits; does nothing here."""
+
     def forget_pages(self, fd: int) -> None:
         """Ask the kernel to drop the file from the page cache, which belongs to the weights."""
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -139,7 +139,7 @@ def rebuild(path: str, *, disk: Disk | None = None) -> FsckReport:
     try:
         _remove_index(folders.root, NEW_INDEX_NAME)  # of a rebuild that was killed
         (Path(folders.path) / NEW_INDEX_NAME).touch(0o600, exist_ok=False)
-        index = Index(f"{folders.path}/{NEW_INDEX_NAME}", may_begin=True)
+        index = Index(f"{folders.path}/{NEW_INDEX_NAME}", may_begin=True, disk=disk)
         try:
             report = _fill(index, folders)
         finally:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Final
 
+from serai.checkpoints.disk import Disk
 from serai.checkpoints.errors import StoreInvalid
 from serai.checkpoints.schema import INDEX_VERSION, SCHEMA
 
@@ -108,7 +109,9 @@ _SNAPSHOT_COLUMNS: Final = (
 class Index:
     """The open index. Every method is safe from any thread; several are made one step by holding `lock`."""
 
-    def __init__(self, path: str, *, may_begin: bool) -> None:
+    def __init__(self, path: str, *, may_begin: bool, disk: Disk) -> None:
+        """Open the index at `path`, or begin it if that is allowed and nothing is there. `disk` is told of commits."""
+        self._disk = disk
         self.lock = threading.RLock()
         self._path = path
         try:
@@ -140,11 +143,13 @@ class Index:
             self._sql.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._disk.passing("before a commit")
                 self._sql.execute("COMMIT")
             except BaseException:
                 if self._sql.in_transaction:
                     self._sql.execute("ROLLBACK")
                 raise
+            self._disk.passing("after a commit")
 
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self.lock:

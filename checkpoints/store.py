@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from serai.checkpoints import manifest
@@ -214,6 +215,16 @@ class Store(Tree):
             reason=entry.reason,
             created_s=entry.created_s,
         )
+
+    def snapshots(self) -> list[SnapshotInfo]:
+        """Every snapshot that, as far as is known, can be loaded; one whose manifest is damaged is left out."""
+        with self._doing("reading the index"), self._index.lock:
+            names = [row.node for row in self._index.snapshots() if self._index.usable(row.node)]
+        found = []
+        for name in names:
+            with suppress(SnapshotCorrupt, SnapshotMissing, FormatUnknown):
+                found.append(self.snapshot_info(name))
+        return found
 
     def has_snapshot(self, node_id: str) -> bool:
         """Whether a node has a snapshot that, as far as is known, can be loaded."""

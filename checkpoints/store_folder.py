@@ -29,7 +29,7 @@ class StoreFolder:
             undo.callback(self._folders.close)
             self.location: Final = self._folders.path
             self.id: Final = self._folders.store_id
-            self._index = Index(f"{self.location}/{INDEX_NAME}", may_begin=self._folders.is_empty)
+            self._index = Index(f"{self.location}/{INDEX_NAME}", may_begin=self._folders.is_empty, disk=disk)
             undo.callback(self._index.close)
             # Apart, so that a save that hangs on a slow disk does not keep anyone from loading.
             writers = ThreadPoolExecutor(threads, "serai-store-save")
