@@ -10,11 +10,14 @@ and the strength beta), with S the head's state `[D_key, D_value]`:
 
 and the gated norm of o. Columns of S never meet, so a panel of 64 of them (32 KB at D = 128) stays in cache while all
 tokens of the call pass through it in order: the operations, and so the bits, of one token at a time. The first token
-reads the session's old block and the last one writes its new block, which makes the copy that a fork needs free.
+reads the session's old block and the last one writes its new block, which makes the copy that a fork needs free; while a large
+state is written, the next head's is fetched.
 
 Every sum runs over key channels in ascending order (w, z) or over sixteen lanes of ascending channels and then by
 halves (norms, q.k), whatever else is in the batch.
 """
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,8 +70,25 @@ def kda_scratch_floats(head_dim: int, thread_count: int) -> int:
 
 
 @inline
+def _old_state(layer: KdaLayer, segment: int, head: int) -> Any:
+    """Byte address of a head's state before the call; 0 in an empty session."""
+    block = layer.state_in[segment]
+    if block:
+        return block + 4 * (layer.kda_offset + head * layer.head_dim * layer.head_dim)
+    return 0
+
+
+@inline
 def _pass_block(
-    layer: KdaLayer, segment: int, head: int, first: int, count: int, panel: int, tokens: int, past_cache: bool
+    layer: KdaLayer,
+    segment: int,
+    head: int,
+    first: int,
+    count: int,
+    panel: int,
+    tokens: int,
+    past_cache: bool,
+    ahead: int,
 ) -> None:
     """`count` prepared tokens, from the call's token `first`, through all columns of a head."""
     head_dim = layer.head_dim
@@ -80,14 +100,28 @@ def _pass_block(
     while column < head_dim:
         target = layer.state_out[segment] + offset + 4 * column
         source, source_bytes = target, 4 * head_dim
-        if first == 0 and layer.state_in[segment]:
-            source = layer.state_in[segment] + offset + 4 * column
+        old = _old_state(layer, segment, head)
+        if first == 0 and old:
+            source = old + 4 * column
         elif first == 0:
             fill_zero(panel, PANEL * head_dim)
             source, source_bytes = panel, 4 * PANEL
         out = outs + 4 * column
         if head_dim - column >= PANEL:
-            tokens_64(source, source_bytes, target, panel, tokens, count, head_dim, column, out, out_bytes, past_cache)
+            tokens_64(
+                source,
+                source_bytes,
+                target,
+                panel,
+                tokens,
+                count,
+                head_dim,
+                column,
+                out,
+                out_bytes,
+                past_cache,
+                ahead + 4 * column * head_dim,
+            )
             column += PANEL
         else:
             tokens_16(source, source_bytes, target, panel, tokens, count, head_dim, column, out, out_bytes)
@@ -109,8 +143,8 @@ def _gated_norm(layer: KdaLayer, row: int, head: int) -> None:
 
 
 @inline
-def _head(layer: KdaLayer, segment: int, head: int, scratch: int) -> None:
-    """All tokens of one segment through one head."""
+def _head(layer: KdaLayer, segment: int, head: int, scratch: int, ahead: int) -> None:
+    """All tokens of one segment through one head; `ahead` is the state that this worker takes up next."""
     head_dim = layer.head_dim
     panel = scratch
     zeros = panel + 4 * PANEL * head_dim
@@ -129,7 +163,7 @@ def _head(layer: KdaLayer, segment: int, head: int, scratch: int) -> None:
         for i in range(count):
             t = first + i
             prepare(layer, q, k, v, t, first_row + t, head, tokens + i * 4 * token_floats(head_dim))
-        _pass_block(layer, segment, head, first, count, panel, tokens, streams and first + count == rows)
+        _pass_block(layer, segment, head, first, count, panel, tokens, streams and first + count == rows, ahead)
         for i in range(count):
             _gated_norm(layer, first_row + first + i, head)
     tails = layer.state_out[segment] + 4 * (layer.conv_offset + head * head_dim)
@@ -145,10 +179,15 @@ def _head(layer: KdaLayer, segment: int, head: int, scratch: int) -> None:
 def _worker(worker: int, layer: KdaLayer, counter: int, slots: int) -> None:
     """Take heads of segments until none is left, with the worker's own scratch."""
     tasks = (layer.seg_start.size - 1) * layer.heads
+    slot = slots + worker * 4 * _slot_floats(layer.head_dim)
     task = atomic_add(counter, 1)
     while task < tasks:
-        _head(layer, task // layer.heads, task % layer.heads, slots + worker * 4 * _slot_floats(layer.head_dim))
-        task = atomic_add(counter, 1)
+        following = atomic_add(counter, 1)
+        ahead = 0
+        if following < tasks:
+            ahead = _old_state(layer, following // layer.heads, following % layer.heads)
+        _head(layer, task // layer.heads, task % layer.heads, slot, ahead)
+        task = following
 
 
 @kernel(

@@ -18,7 +18,7 @@ from serai.kernels.kda_inputs import (
     padded,
     token_floats,
 )
-from serai.kernels.lanes import load_lanes, store_lanes, stream_store_at
+from serai.kernels.lanes import LINE_BYTES, load_lanes, prefetch_l2, store_lanes, stream_store_at
 from serai.kernels.memory import f32_at, scalar_f32_at, store_at
 from serai.kernels.simd import fma, splat_f32
 
@@ -60,9 +60,20 @@ def _answer_64(sums: Any, token: int, head_dim: int, column: int, out: int) -> A
 
 @inline
 def _write_64(
-    source: int, source_bytes: int, target: int, target_bytes: int, token: int, head_dim: int, u: Any, past_cache: bool
+    source: int,
+    source_bytes: int,
+    target: int,
+    target_bytes: int,
+    token: int,
+    head_dim: int,
+    u: Any,
+    past_cache: bool,
+    ahead: int,
 ) -> None:
-    """S <- a S + k u' over 64 columns, from `source` to `target`."""
+    """S <- a S + k u' over 64 columns, from `source` to `target`.
+
+    Writing past the cache, as many bytes from `ahead` are asked for: memory then reads and writes at once.
+    """
     u0, u1, u2, u3 = u
     step = 4 * padded(head_dim)
     decays, keys = token + DECAY * step, token + KEY * step
@@ -70,6 +81,8 @@ def _write_64(
         for k in range(head_dim):
             s, d = source + k * source_bytes, target + k * target_bytes
             a, key = splat_f32(scalar_f32_at(decays + 4 * k)), splat_f32(scalar_f32_at(keys + 4 * k))
+            for line in range(0, 4 * PANEL, LINE_BYTES):
+                prefetch_l2(ahead + k * 4 * PANEL + line)
             stream_store_at(d, fma(key, u0, a * f32_at(s)))
             stream_store_at(d + 64, fma(key, u1, a * f32_at(s + 64)))
             stream_store_at(d + 128, fma(key, u2, a * f32_at(s + 128)))
@@ -122,8 +135,12 @@ def tokens_64(
     out: int,
     out_bytes: int,
     past_cache: bool,
+    ahead: int,
 ) -> None:
-    """`count` prepared tokens through 64 columns: the state from `source` through the panel to `target`, o to `out`."""
+    """`count` prepared tokens through 64 columns: the state from `source` through the panel to `target`, o to `out`.
+
+    `past_cache`, `ahead`: see `_write_64`.
+    """
     token_bytes = 4 * token_floats(head_dim)
     sums = _read_64(source, source_bytes, tokens, head_dim)
     for i in range(count - 1):
@@ -134,7 +151,7 @@ def tokens_64(
     last = count - 1
     token = tokens + last * token_bytes
     u = _answer_64(sums, token, head_dim, column, out + last * out_bytes)
-    _write_64(source, source_bytes, target, 4 * head_dim, token, head_dim, u, past_cache)
+    _write_64(source, source_bytes, target, 4 * head_dim, token, head_dim, u, past_cache, ahead)
 
 
 @inline
