@@ -10,8 +10,8 @@ and the strength beta), with S the head's state `[D_key, D_value]`:
 
 and the gated norm of o. Columns of S never meet, so a panel of 64 of them (32 KB at D = 128) stays in cache while all
 tokens of the call pass through it in order: the operations, and so the bits, of one token at a time. The first token
-reads the session's old block and the last one writes its new block, which makes the copy that a fork needs free; while a large
-state is written, the next head's is fetched.
+reads the session's old block and the last one writes its new block, which makes the copy that a fork needs free;
+while a large state is written, the next head's is fetched.
 
 Every sum runs over key channels in ascending order (w, z) or over sixteen lanes of ascending channels and then by
 halves (norms, q.k), whatever else is in the batch.
