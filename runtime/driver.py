@@ -28,6 +28,7 @@ class Counters:
     steps: int = 0
     prefilled_tokens: int = 0
     decoded_tokens: int = 0
+    reused_tokens: int = 0
     aborted_steps: int = 0
 
 

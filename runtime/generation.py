@@ -197,5 +197,6 @@ class Generation:
         self.finish_reason = reason
         try:
             await self._session.record.flush()
+            self._session.turn_ended()
         finally:
             self._session.unclaim()

@@ -8,22 +8,30 @@ from collections.abc import Callable
 
 import anyio
 import anyio.to_thread
+import numpy as np
+from numpy.typing import NDArray
 
+from serai.checkpoints.snapshot import Snapshot
 from serai.runtime.admission import Admission
 from serai.runtime.driver import Driver
 from serai.runtime.journal import Journal, Record, Stored
+from serai.runtime.prefixes import Kept, Prefixes
 from serai.runtime.residency import Tier
 from serai.runtime.state import State, StatePool, fill, session_bytes
+from serai.runtime.turns import Timeline
 
 
 class Keeper:
     """Brings states in and out of memory for all sessions of one runtime."""
 
-    def __init__(self, driver: Driver, pool: StatePool, admission: Admission, journal: Journal) -> None:
+    def __init__(
+        self, driver: Driver, pool: StatePool, admission: Admission, journal: Journal, prefixes: Prefixes
+    ) -> None:
         self._driver = driver
         self._pool = pool
         self._admission = admission
         self._journal = journal
+        self._prefixes = prefixes
         self.demotions = 0
         self.promotions = 0
 
@@ -32,18 +40,61 @@ class Keeper:
 
     async def rebuild(self, stored: Stored) -> State:
         """The state at a stored point: its nearest snapshot, and a replay of the token ids after that."""
-        before = await self._restore(stored)
-        missing = stored.timeline.ids(before.position)
+        before = await self._restore(stored.snapshot)
+        return await self._replay(before, stored.timeline, stored.node.session_id)
+
+    async def at(self, timeline: Timeline, namespace: str, workflow: str, *, exact: bool) -> State:
+        """The state at the end of a timeline: the deepest one known on the way (for an exact one), then a replay."""
+        before = await self.known(namespace, timeline.ids(), above=0) if exact else None
+        return await self._replay(before or self._pool.empty(), timeline, workflow)
+
+    def replay_tokens(self, timeline: Timeline, namespace: str, *, exact: bool) -> int:
+        """How many tokens `at` would have to compute again."""
+        found = self._prefixes.deepest(namespace, timeline.ids(), above=0) if exact else None
+        return len(timeline) - (0 if found is None else found.position)
+
+    async def known(self, namespace: str, ids: NDArray[np.int32], *, above: int) -> State | None:
+        """The deepest known state of a prefix of `ids` beyond position `above`; the caller owns what it is given.
+
+        Somebody who is computing a longer one is waited for, so that the same tokens are never computed twice at once.
+        """
+        while True:
+            found = self._prefixes.deepest(namespace, ids, above=above)
+            reached = above if found is None else found.position
+            computing = self._prefixes.being_computed(namespace, ids, above=reached)
+            if computing is not None:
+                await computing.wait()
+                continue
+            if found is None:
+                return None
+            if found.state is not None:
+                return found.state.retain()
+            if (state := await self._from_store(found)) is not None:
+                return state
+
+    async def _from_store(self, entry: Kept) -> State | None:
+        """The state of an entry whose snapshot is stored; None when it can't be used, and then it is forgotten."""
+        if entry.node_id is None:
+            return None
+        snapshot = await self._journal.snapshot(entry.node_id)
+        if snapshot is None:
+            self._prefixes.lost(entry)
+            return None
+        state = await self._restore(snapshot)
+        self._prefixes.keep(entry.namespace, entry.digest, state)
+        return state
+
+    async def _replay(self, before: State, timeline: Timeline, workflow: str) -> State:
+        missing = timeline.ids(before.position)
         if len(missing) == 0:
             return before
         try:
-            state, _ = await self._driver.advance(stored.node.session_id, before, missing, prefill=True)
+            state, _ = await self._driver.advance(workflow, before, missing, prefill=True)
         finally:
             before.release()
         return state
 
-    async def _restore(self, stored: Stored) -> State:
-        snapshot = stored.snapshot
+    async def _restore(self, snapshot: Snapshot | None) -> State:
         empty = self._pool.empty()
         if snapshot is None or snapshot.position == 0:
             return empty

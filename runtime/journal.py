@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from serai.checkpoints.nodes import NodeKind, NodeRecord
 from serai.checkpoints.snapshot import Fingerprint, Snapshot, StateLayout
 from serai.checkpoints.store import Store
-from serai.runtime.errors import BadParameter, FormatUnknown, SnapshotCorrupt
+from serai.runtime.errors import BadParameter, FormatUnknown, SessionGone, SnapshotCorrupt, SnapshotMissing
 from serai.runtime.state import State, snapshot_of
 from serai.runtime.turns import Span, Timeline
 
@@ -58,8 +58,17 @@ class Stored:
     @property
     def append_metadata(self) -> Mapping[str, Any]:
         """What the last append on the way here was given to keep."""
-        appends = [node.metadata for node in self.path if node.kind is NodeKind.APPEND]
-        return appends[-1] if appends else {}
+        return _append_metadata(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPrefix:
+    """A stored snapshot that anybody with the same token ids may start from."""
+
+    namespace: str
+    digest: bytes
+    position: int
+    node_id: str
 
 
 @dataclass(eq=False, slots=True)
@@ -133,6 +142,40 @@ class Journal:
             )
         return await anyio.to_thread.run_sync(lambda: self._find(store, name, as_is=as_is))
 
+    async def snapshot(self, node_id: str) -> Snapshot | None:
+        """The snapshot stored under a node, if it is of this model and build, whole and exact; None otherwise."""
+        store = self._store
+        return None if store is None else await anyio.to_thread.run_sync(self._own_snapshot, store, node_id)
+
+    def _own_snapshot(self, store: Store, node_id: str) -> Snapshot | None:
+        try:
+            info = store.snapshot_info(node_id)
+            if info.storage.lossy or info.fingerprint != self._fingerprint:
+                return None
+            return store.load(node_id, self._fingerprint)
+        except (SnapshotCorrupt, SnapshotMissing, FormatUnknown, SessionGone) as error:
+            log.warning("%s", error)
+            return None
+
+    async def children(self, node_id: str) -> tuple[str, ...]:
+        """The ids of the nodes that continue from a node; none without a store."""
+        store = self._store
+        return () if store is None else tuple(await anyio.to_thread.run_sync(store.children, node_id))
+
+    async def known_prefixes(self) -> list[StoredPrefix]:
+        """Every prefix that a stored snapshot of this model and build can stand for."""
+        store = self._store
+        return [] if store is None else await anyio.to_thread.run_sync(self._known_prefixes, store)
+
+    def _known_prefixes(self, store: Store) -> list[StoredPrefix]:
+        found = []
+        for info in store.snapshots():
+            node = store.node(info.node_id)
+            prefix = (node.sampler or {}).get("prefix")
+            if prefix and not node.inexact and not info.storage.lossy and info.fingerprint == self._fingerprint:
+                found.append(StoredPrefix(node.namespace, bytes.fromhex(prefix), node.position, node.id))
+        return found
+
     def _find(self, store: Store, name: str, *, as_is: bool) -> Stored:
         node_id = store.resolve(name)
         path = store.path(node_id)
@@ -186,6 +229,16 @@ class Record:
     def point(self) -> str:
         """The id of the session's last node; durable once `flush` has returned."""
         return self._path[-1].node.id
+
+    def append_metadata(self) -> Mapping[str, Any]:
+        """What the last append on the way here was given to keep."""
+        return _append_metadata(self.nodes())
+
+    def settled(self, timeline: Timeline) -> None:
+        """Note what has changed since the last node without a token: how many forks were made."""
+        self._close_generation()
+        if (self._path[-1].node.sampler or {}).get("forks") != timeline.forks:
+            self.started(timeline, NodeKind.PAUSE)
 
     def nodes(self) -> tuple[NodeRecord, ...]:
         """The nodes from the root to the last one."""
@@ -282,6 +335,12 @@ class Record:
             inexact=self._inexact,
         )
         self._path.append(_Entry(node))
+
+
+def _append_metadata(path: Sequence[NodeRecord]) -> Mapping[str, Any]:
+    """What the last append of a path was given to keep."""
+    appends = [node.metadata for node in path if node.kind is NodeKind.APPEND]
+    return appends[-1] if appends else {}
 
 
 def _facts_of(timeline: Timeline, params: Mapping[str, Any] | None) -> dict[str, Any]:

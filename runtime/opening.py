@@ -11,9 +11,7 @@ import anyio.to_thread
 from serai.checkpoints.store import Store
 from serai.kernels import compile as kernels
 from serai.kernels.threads import set_threads
-from serai.runtime.admission import Admission
 from serai.runtime.byte_sizes import parse_bytes
-from serai.runtime.driver import Driver
 from serai.runtime.engine import Engine
 from serai.runtime.engine_thread import EngineThread
 from serai.runtime.errors import BadParameter
@@ -112,11 +110,10 @@ def _wire(
     )
     taken_bytes = facts.trunk_bytes + facts.expert_bytes + facts.scratch_bytes
     pool = StatePool(loaded.layout, limit_bytes=budget_bytes - taken_bytes)
-    admission = Admission(pool)
     services = assemble(
-        driver=Driver(Engine(loaded.model, loaded.layout), thread, pool, admission, Limits()),
+        engine=Engine(loaded.model, loaded.layout),
+        thread=thread,
         pool=pool,
-        admission=admission,
         journal=Journal(store, loaded.fingerprint, loaded.layout),
         tokenizer=found.tokenizer,
         vocab_size=found.config.vocab_size,

@@ -149,8 +149,8 @@ class Runtime:
                 trunk_bytes=facts.trunk_bytes,
                 expert_bytes=facts.expert_bytes,
                 scratch_bytes=facts.scratch_bytes,
-                live_bytes=pool.live_bytes,
-                kept_bytes=0,
+                live_bytes=pool.live_bytes - services.prefixes.kept_bytes,
+                kept_bytes=services.prefixes.kept_bytes,
                 spare_bytes=pool.spare_bytes,
                 reserved_bytes=services.admission.reserved_bytes,
             ),
@@ -158,7 +158,7 @@ class Runtime:
                 steps=counters.steps,
                 prefilled_tokens=counters.prefilled_tokens,
                 decoded_tokens=counters.decoded_tokens,
-                reused_tokens=0,
+                reused_tokens=counters.reused_tokens,
                 waiting_calls=services.driver.waiting,
                 waiting_for_memory=services.admission.waiting,
                 demotions=services.keeper.demotions,
@@ -174,12 +174,21 @@ class Runtime:
         """A stream of what happens to sessions: `with rt.watch() as events: async for event in events: ...`."""
         return self._services.events.watch(most)
 
+    async def recall(self) -> None:
+        """Learn what the store has that new sessions may start from."""
+        await self._services.recall()
+
+    async def settle(self) -> None:
+        """Wait until nothing waits to be written in the background."""
+        await self._services.saver.settle()
+
     async def drive(self) -> None:
         """Execute the sessions' steps until `close`; `running` gives it a task."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._services.loop_delay.measure)
+            tasks.start_soon(self._services.run)
             await self._services.driver.run()
             tasks.cancel_scope.cancel()
+        self._services.prefixes.clear()
 
     async def close(self) -> None:
         """End every live session and take no more work; what was durable stays durable."""
@@ -203,6 +212,7 @@ class Runtime:
 @asynccontextmanager
 async def running(runtime: Runtime) -> AsyncIterator[Runtime]:
     """Drive the runtime's steps for the length of the block, and end its sessions after it."""
+    await runtime.recall()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(runtime.drive)
         try:

@@ -8,17 +8,35 @@ import anyio
 
 from serai.runtime.admission import Admission
 from serai.runtime.driver import Driver
+from serai.runtime.engine_thread import EngineThread
 from serai.runtime.errors import BadParameter
 from serai.runtime.events import EventFeed
 from serai.runtime.holding import Keeper
 from serai.runtime.journal import Journal
 from serai.runtime.loop_delay import LoopDelay
+from serai.runtime.prefixes import Prefixes
 from serai.runtime.residency import reclaim
+from serai.runtime.saver import Saver
+from serai.runtime.scheduler import Limits
 from serai.runtime.state import StatePool
+from serai.runtime.step import StepEngine
 from serai.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from serai.runtime.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What is kept so that nothing is computed twice.
+
+    `reuse` turns it all on. While a long append is read, a state is kept every `snapshot_every` tokens. One is written
+    in the background when more than `save_after_tokens` would have to be replayed without it.
+    """
+
+    reuse: bool = True
+    snapshot_every: int = 20_000
+    save_after_tokens: int = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +47,14 @@ class Services:
     pool: StatePool
     admission: Admission
     journal: Journal
+    prefixes: Prefixes
     keeper: Keeper
+    saver: Saver
     tokenizer: Tokenizer | None
     vocab_size: int
     max_positions: int
     stop_ids: frozenset[int]
+    policy: Policy
     now_s: Callable[[], float] = anyio.current_time
     events: EventFeed = field(default_factory=EventFeed)
     loop_delay: LoopDelay = field(default_factory=LoopDelay)
@@ -46,34 +67,59 @@ class Services:
         return self.tokenizer
 
     async def reclaim(self, needed_bytes: int) -> bool:
-        """Move idle sessions to the store until about so much is free; whether any was moved."""
+        """Free about so much: first what is only kept for reuse, then idle sessions move to the store."""
+        freed = self.prefixes.reclaim(needed_bytes)
+        if freed >= needed_bytes:
+            return True
+        let_go = self.saver.let_go()
         if not self.journal.is_durable:
-            return False
-        return await reclaim(tuple(self.live.values()), needed_bytes, self.now_s())
+            return freed > 0 or let_go
+        moved = await reclaim(tuple(self.live.values()), needed_bytes - freed, self.now_s())
+        return moved or let_go or freed > 0
+
+    async def run(self) -> None:
+        """What goes on behind the sessions, until it is cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.loop_delay.measure)
+            tasks.start_soon(self.saver.run)
+
+    async def recall(self) -> None:
+        """Learn which prefixes the store has snapshots of."""
+        if self.policy.reuse:
+            for prefix in await self.journal.known_prefixes():
+                self.prefixes.stored(prefix.namespace, prefix.digest, prefix.position, prefix.node_id)
 
 
 def assemble(
     *,
-    driver: Driver,
+    engine: StepEngine,
+    thread: EngineThread,
     pool: StatePool,
-    admission: Admission,
     journal: Journal,
     tokenizer: Tokenizer | None,
     vocab_size: int,
     max_positions: int,
     stop_ids: frozenset[int],
+    limits: Limits | None = None,
+    policy: Policy | None = None,
 ) -> Services:
-    """The services of one runtime; from now on a full pool makes idle sessions move out."""
+    """The services of one runtime."""
+    admission = Admission(pool)
+    driver = Driver(engine, thread, pool, admission, limits or Limits())
+    prefixes = Prefixes(pool)
     services = Services(
         driver=driver,
         pool=pool,
         admission=admission,
         journal=journal,
-        keeper=Keeper(driver, pool, admission, journal),
+        prefixes=prefixes,
+        keeper=Keeper(driver, pool, admission, journal, prefixes),
+        saver=Saver(journal, prefixes),
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         max_positions=max_positions,
         stop_ids=stop_ids,
+        policy=policy or Policy(),
     )
     admission.reclaim = services.reclaim
     return services

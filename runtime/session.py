@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from serai.checkpoints.names import new_id
 from serai.checkpoints.nodes import NodeKind
-from serai.runtime.errors import BadParameter, NothingToContinue, PromptTooLong, SessionBusy, SessionClosed
+from serai.runtime.errors import (
+    BadParameter,
+    NothingToContinue,
+    PositionUnavailable,
+    PromptTooLong,
+    SessionBusy,
+    SessionClosed,
+)
 from serai.runtime.events import EventKind
 from serai.runtime.generation import Generation
 from serai.runtime.holding import Holding
@@ -24,6 +31,7 @@ from serai.runtime.sampling_params import SamplingParams
 from serai.runtime.services import Services
 from serai.runtime.state import State
 from serai.runtime.status import SessionStatus
+from serai.runtime.trail import Trail
 from serai.runtime.turns import Timeline
 
 ENCODE_INLINE_CHARACTERS = 2_000
@@ -90,6 +98,7 @@ class Session:
         self._used_s = services.now_s()
         self._returns_at_s: float | None = None
         self._rate = Rate()
+        self._trail = Trail(services, session_id=session_id, namespace=namespace, workflow=self.workflow)
         services.live[session_id] = self
         services.events.tell(EventKind.OPENED, session_id, label)
 
@@ -163,7 +172,12 @@ class Session:
                 raise PromptTooLong(
                     position=self.position, added_tokens=len(ids), limit_tokens=self._services.max_positions
                 )
-            state, _ = await self._services.driver.advance(self.workflow, await self.hot(), ids, prefill=True)
+            first, own = self.position == 0, await self.hot()
+            if self._leaves_states:
+                state, reused = await self._trail.read(own, self._timeline, ids)
+            else:
+                state, _ = await self._services.driver.advance(self.workflow, own, ids, prefill=True)
+                reused = 0
             self._holding.become(state)
             self._timeline.appended(ids)
             self.append_metadata = dict(metadata or {})
@@ -171,7 +185,8 @@ class Session:
             await self.record.flush()
             self._rate.count(len(ids), self._services.now_s())
             self._services.events.tell(EventKind.APPENDED, self.id, f"{len(ids)} tokens")
-            return Appended(len(ids), len(ids), 0, self.position)
+            self._leave_state(first=first)
+            return Appended(len(ids), len(ids) - reused, reused, self.position)
 
     def generate(self, params: SamplingParams | None = None) -> Generation:
         """Continue the timeline: an asynchronous iterator of `Token`.
@@ -184,14 +199,27 @@ class Session:
             raise NothingToContinue(session_id=self.id)
         return Generation(self, self._services, params or SamplingParams())
 
-    async def fork(self, *, label: str | None = None) -> "Session":
-        """A second timeline from this token boundary on. Copies no state; allowed while a call is under way."""
+    async def fork(
+        self, *, turn: int | None = None, position: int | None = None, label: str | None = None
+    ) -> "Session":
+        """A second timeline, from this token boundary on, or from the end of a turn, or from any position.
+
+        From here it copies no state and is allowed while a call is under way. From an earlier point it starts at the
+        nearest state known before it and reads the tokens between once more: `replay_tokens` says how many those are.
+        Raises `PositionUnavailable` for a point this timeline doesn't have.
+        """
         self._check_open()
+        where = self._position_of(turn, position)
+        if where == self.position:
+            timeline, holding = self._timeline.fork(), self._holding.fork()
+        else:
+            timeline = self._timeline.fork(where)
+            holding = await self._hold_at(timeline)
         child = Session(
             self._services,
             session_id=new_id(),
-            timeline=self._timeline.fork(),
-            holding=self._holding.fork(),
+            timeline=timeline,
+            holding=holding,
             namespace=self.namespace,
             label=self.label if label is None else label,
             workflow=self.workflow,
@@ -200,8 +228,80 @@ class Session:
             append_metadata=self.append_metadata,
         )
         child.record.branched_from(self.record)
-        child.record.started(child.timeline, NodeKind.FORK)
+        child.record.cut(timeline, NodeKind.FORK)
+        child.append_metadata = child.record.append_metadata()
+        self._services.events.tell(EventKind.FORKED, self.id, child.id)
         return child
+
+    def replay_tokens(self, *, turn: int | None = None, position: int | None = None) -> int:
+        """How many tokens a fork or rewind to that point would have to read once more."""
+        self._check_open()
+        where = self._position_of(turn, position)
+        if where == self.position:
+            return 0
+        timeline = self._timeline.at(where, branch=self._timeline.branch)
+        return self._services.keeper.replay_tokens(timeline, self.namespace, exact=not self.inexact)
+
+    async def rewind(self, *, turn: int | None = None, position: int | None = None) -> None:
+        """Go back to the end of a turn, or to any position; what came after stays in the store as a branch.
+
+        All or nothing, at the cost that `replay_tokens` says. Raises `PositionUnavailable`.
+        """
+        with self.use("rewind"):
+            where = self._position_of(turn, position)
+            if where == self.position:
+                return
+            timeline = self._timeline.at(where, branch=self._timeline.branch)
+            timeline.forks = self._timeline.forks
+            holding = await self._hold_at(timeline)
+            before, self._holding = self._holding, holding
+            before.release()
+            self._timeline = timeline
+            self._trail.cut(where)
+            self.record.cut(timeline, NodeKind.REWIND)
+            self.append_metadata = self.record.append_metadata()
+            await self.record.flush()
+        self._services.events.tell(EventKind.REWOUND, self.id, f"to position {where}")
+
+    async def edit(self, turn: int, content: str | Sequence[int] | NDArray[np.integer]) -> Appended:
+        """Say something else in an earlier turn: go back to where it began and append `content` instead."""
+        start = 0 if turn == 0 else self._timeline.end_of(turn - 1)
+        if turn > self.turn or turn < 0:
+            self._timeline.end_of(turn)  # raises, naming the turns there are
+        await self.rewind(position=start)
+        return await self.append(content)
+
+    async def children(self) -> tuple[str, ...]:
+        """The ids of the nodes that continue from this session's last node, in this session or another."""
+        self._check_open()
+        await self.record.flush()
+        return await self._services.journal.children(self.record.point())
+
+    @property
+    def _leaves_states(self) -> bool:
+        return self._services.policy.reuse and not self.inexact
+
+    def _leave_state(self, *, first: bool = False) -> None:
+        state = self._holding.state
+        if self._leaves_states and state is not None and state.fixed is not None:
+            self._trail.leave(state, self._timeline.digest(), self.record.nodes()[-1], first=first)
+
+    def _position_of(self, turn: int | None, position: int | None) -> int:
+        if turn is not None and position is not None:
+            raise BadParameter("give a turn or a position, not both")
+        if turn is not None:
+            return self._timeline.end_of(turn)
+        if position is None:
+            return self.position
+        if not 0 <= position <= self.position:
+            raise PositionUnavailable(what="position", asked=position, last=self.position)
+        return position
+
+    async def _hold_at(self, timeline: Timeline) -> Holding:
+        """A holding of the state at the end of an earlier timeline."""
+        keeper = self._services.keeper
+        state = await keeper.at(timeline, self.namespace, self.workflow, exact=not self.inexact)
+        return Holding(keeper, state, state.position)
 
     async def fork_many(self, count: int) -> list["Session"]:
         """`count` forks, as `fork`."""
@@ -215,6 +315,7 @@ class Session:
         When the state can't be stored the session stays open, as it was.
         """
         with self.use("pause"):
+            self.record.settled(self._timeline)
             point = await self.record.save(await self.hot(), "pause")
         self._end(Life.PAUSED)
         return point
@@ -276,11 +377,16 @@ class Session:
             own_bytes=own,
             shared_bytes=shared,
             tokens_s=self._rate.per_second(now_s),
-            reused_tokens=0,
+            reused_tokens=self._trail.reused_tokens,
             idle_s=0.0 if self._doing else max(now_s - self._used_s, 0.0),
             returns_in_s=self._returns_in_s(now_s),
             inexact=self.inexact,
         )
+
+    def turn_ended(self) -> None:
+        """A generation has ended and its tokens are durable."""
+        self._leave_state()
+        self._services.events.tell(EventKind.TURN_ENDED, self.id, f"at position {self.position}")
 
     def discard(self) -> None:
         """Free the state without waiting for anything; the runtime's last resort when it shuts down."""
@@ -340,6 +446,7 @@ class Session:
         self._life = life
         self._holding.release()
         self._services.driver.forget(self.workflow)
+        self._services.saver.forget(self.id)
         del self._services.live[self.id]
         kind = EventKind.PAUSED if life is Life.PAUSED else EventKind.CLOSED
         self._services.events.tell(kind, self.id, f"at position {self.position}")

@@ -8,14 +8,12 @@ import anyio.to_thread
 
 from serai.checkpoints.snapshot import Fingerprint
 from serai.checkpoints.store import Store
-from serai.runtime.admission import Admission
-from serai.runtime.driver import Driver
 from serai.runtime.engine import Engine
 from serai.runtime.engine_thread import EngineThread
 from serai.runtime.journal import Journal
 from serai.runtime.runtime import ModelFacts, Runtime, running
 from serai.runtime.scheduler import Limits
-from serai.runtime.services import assemble
+from serai.runtime.services import Policy, assemble
 from serai.runtime.state import StatePool
 from tests.runtime.scripted import LAYOUT, VOCAB, ScriptedModel
 
@@ -33,6 +31,9 @@ FINGERPRINT = Fingerprint(
     simd="scripted",
 )
 
+ONLY_SESSIONS = Policy(reuse=False)
+"""Nothing is kept but live sessions, so that their bytes can be counted."""
+
 
 @asynccontextmanager
 async def fake_runtime(
@@ -44,16 +45,18 @@ async def fake_runtime(
     max_positions: int = 10_000,
     stop_ids: frozenset[int] = frozenset(),
     fingerprint: Fingerprint = FINGERPRINT,
+    policy: Policy = ONLY_SESSIONS,
 ) -> AsyncIterator[Runtime]:
     """A runtime whose sessions are checked to leave nothing behind when the block ends."""
     kept = None if store is None else await anyio.to_thread.run_sync(Store.open, str(store))
     thread = EngineThread()
     pool = StatePool(LAYOUT, limit_bytes=limit_bytes, poison=True)
-    admission = Admission(pool)
     services = assemble(
-        driver=Driver(Engine(model or ScriptedModel(), LAYOUT), thread, pool, admission, limits or Limits()),
+        engine=Engine(model or ScriptedModel(), LAYOUT),
+        thread=thread,
         pool=pool,
-        admission=admission,
+        limits=limits,
+        policy=policy,
         journal=Journal(kept, fingerprint, LAYOUT),
         tokenizer=None,
         vocab_size=VOCAB,

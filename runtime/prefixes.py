@@ -1,0 +1,188 @@
+"""States kept where others may start from them: by the exact token ids before them, within a namespace.
+
+An entry is a state in memory, or a snapshot in the store under a node, or both. A state's bits depend on the token ids
+alone (DESIGN §6), so whoever has the same ids may start from it, whichever session computed it. The key is a digest of
+all ids up to the position, compared whole: a state whose position or history differs can't be found.
+
+Namespaces never see each other's entries: neither by what is found nor by how long it takes.
+"""
+
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import anyio
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from serai.runtime.state import State, StatePool
+
+
+@dataclass(eq=False, slots=True)
+class Kept:
+    """What is known at one prefix. `state` is held while it is in memory; `node_id` names a stored snapshot; `owners`
+    are the sessions that passed here."""
+
+    namespace: str
+    position: int
+    digest: bytes
+    used_s: float
+    state: State | None = None
+    node_id: str | None = None
+    owners: set[str] = field(default_factory=set)
+
+
+class Prefixes:
+    """All kept states of one runtime. `now_s` is the clock that ages them."""
+
+    def __init__(self, pool: StatePool, now_s: Callable[[], float] = anyio.current_time) -> None:
+        self._pool = pool
+        self._now_s = now_s
+        self._entries: dict[tuple[str, int, bytes], Kept] = {}
+        self._positions: dict[str, list[int]] = {}
+        self._counts: dict[tuple[str, int], int] = {}
+        self._computing: dict[tuple[str, int, bytes], anyio.Event] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that only kept states hold."""
+        return sum(self._pool.held_bytes(one.state)[0] for one in self._entries.values())
+
+    def keep(self, namespace: str, digest: bytes, state: State, *, owner: str = "") -> Kept:
+        """Keep a state in memory; the caller's reference stays the caller's."""
+        entry = self._entry(namespace, state.position, digest)
+        entry.owners.add(owner)
+        if entry.state is None:
+            entry.state = state.retain()
+        return entry
+
+    def leave(self, entry: Kept, owner: str) -> None:
+        """An owner needs the entry no more; the last one takes the state in memory with it."""
+        entry.owners.discard(owner)
+        if not entry.owners:
+            self.drop(entry)
+
+    def stored(self, namespace: str, digest: bytes, position: int, node_id: str) -> None:
+        """A snapshot of that prefix is in the store."""
+        self._entry(namespace, position, digest).node_id = node_id
+
+    def deepest(self, namespace: str, ids: NDArray[np.int32], *, above: int, at_most: int | None = None) -> Kept | None:
+        """The longest known prefix of `ids` with a position over `above` (and up to `at_most`), or None."""
+        found: Kept | None = None
+        for position, digest in self._digests(namespace, ids, above, len(ids) if at_most is None else at_most):
+            entry = self._entries.get((namespace, position, digest))
+            if entry is not None and (entry.state is not None or entry.node_id is not None):
+                found = entry
+        if found is not None:
+            found.used_s = self._now_s()
+        return found
+
+    def being_computed(self, namespace: str, ids: NDArray[np.int32], *, above: int) -> anyio.Event | None:
+        """Set when somebody who is computing a prefix of `ids` beyond `above` has ended, the longest one first."""
+        positions = sorted({key[1] for key in self._computing if key[0] == namespace and above < key[1] <= len(ids)})
+        found = None
+        for position, digest in _digests_at(ids, positions):
+            found = self._computing.get((namespace, position, digest), found)
+        return found
+
+    def begin(self, namespace: str, position: int, digest: bytes) -> Callable[[], None]:
+        """Say that this prefix is being computed, until the function given back is called."""
+        key, ended = (namespace, position, digest), anyio.Event()
+        if key in self._computing:
+            return ended.set
+        self._computing[key] = ended
+
+        def end() -> None:
+            self._computing.pop(key, None)
+            ended.set()
+
+        return end
+
+    def drop(self, entry: Kept) -> None:
+        """Forget the state in memory; the entry goes too unless a snapshot is stored."""
+        if entry.state is not None:
+            entry.state.release()
+            entry.state = None
+        if entry.node_id is None:
+            self._forget(entry)
+
+    def lost(self, entry: Kept) -> None:
+        """The stored snapshot could not be used."""
+        entry.node_id = None
+        if entry.state is None:
+            self._forget(entry)
+
+    def reclaim(self, needed_bytes: int) -> int:
+        """Drop kept states, those unused for longest first, until about so much is free; gives the bytes freed."""
+        before = self._pool.live_bytes
+        held = sorted((one for one in self._entries.values() if one.state is not None), key=lambda one: one.used_s)
+        for entry in held:
+            if before - self._pool.live_bytes >= needed_bytes:
+                break
+            self.drop(entry)
+        return before - self._pool.live_bytes
+
+    def clear(self) -> None:
+        """Give back every state."""
+        for entry in list(self._entries.values()):
+            entry.node_id = None
+            self.drop(entry)
+
+    def _entry(self, namespace: str, position: int, digest: bytes) -> Kept:
+        key = (namespace, position, digest)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = Kept(namespace, position, digest, self._now_s())
+            counted = self._counts.get((namespace, position), 0)
+            self._counts[namespace, position] = counted + 1
+            if counted == 0:
+                insort(self._positions.setdefault(namespace, []), position)
+        entry.used_s = self._now_s()
+        return entry
+
+    def _forget(self, entry: Kept) -> None:
+        if self._entries.pop((entry.namespace, entry.position, entry.digest), None) is None:
+            return
+        where = (entry.namespace, entry.position)
+        self._counts[where] -= 1
+        if self._counts[where] == 0:
+            del self._counts[where]
+            self._positions[entry.namespace].remove(entry.position)
+
+    def _digests(self, namespace: str, ids: NDArray[np.int32], above: int, at_most: int) -> Iterator[tuple[int, bytes]]:
+        known = self._positions.get(namespace, [])
+        return _digests_at(ids, known[bisect_right(known, above) : bisect_right(known, at_most)])
+
+
+def thinned(positions: Sequence[int], end: int, *, per_octave: int = 2) -> tuple[int, ...]:
+    """Which of a session's kept positions to drop, as backups are: dense near the end, sparse far back.
+
+    Distances from `end` fall into octaves (1, 2-3, 4-7, ...); of those in one octave the outermost `per_octave` stay.
+    """
+    octaves: dict[int, list[int]] = {}
+    for position in sorted(positions):
+        octaves.setdefault((end - position).bit_length(), []).append(position)
+    drop: list[int] = []
+    for members in octaves.values():
+        keep = {members[0], *members[len(members) - per_octave + 1 :]} if per_octave > 1 else {members[-1]}
+        drop.extend(position for position in members if position not in keep)
+    return tuple(sorted(drop))
+
+
+def digest_of(ids: NDArray[np.int32]) -> bytes:
+    """The digest of a whole prefix."""
+    return blake3(np.ascontiguousarray(ids, dtype="<i4").tobytes()).digest()
+
+
+def _digests_at(ids: NDArray[np.int32], positions: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+    """The digests of the prefixes of `ids` of those lengths, which ascend."""
+    hasher, done = blake3(), 0
+    data = np.ascontiguousarray(ids, dtype="<i4")
+    for position in positions:
+        hasher.update(data[done:position].tobytes())
+        done = position
+        yield position, hasher.digest()

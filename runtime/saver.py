@@ -1,0 +1,117 @@
+"""Snapshots in the background, so that a restart replays little. Token ids are durable before; a snapshot may lag.
+
+A session's newest state replaces one of its own that still waits, and each session is written at most once in
+`min_interval_s`: no session can write-storm a disk. The end of a session's first append, which others may share, is
+never replaced.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import anyio
+
+from serai.checkpoints.nodes import NodeRecord
+from serai.runtime.errors import SeraiError
+from serai.runtime.journal import Journal
+from serai.runtime.prefixes import Prefixes
+from serai.runtime.state import State
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    node: NodeRecord
+    state: State
+    digest: bytes
+    due_s: float
+
+
+class Saver:
+    """Writes the states it is offered, one after the other, in order of when they are due."""
+
+    def __init__(self, journal: Journal, prefixes: Prefixes, *, min_interval_s: float = 5.0) -> None:
+        self._journal = journal
+        self._prefixes = prefixes
+        self._min_interval_s = min_interval_s
+        self._jobs: dict[tuple[str, bool], _Job] = {}
+        self._written_s: dict[str, float] = {}
+        self._offered = anyio.Event()
+        self._idle = anyio.Event()
+        self._idle.set()
+        self._hurry = False
+        self.saved = 0
+        self.failed = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._jobs)
+
+    async def settle(self) -> None:
+        """Wait until everything offered so far has been written, without regard to intervals."""
+        self._hurry = True
+        self._offered.set()
+        await self._idle.wait()
+
+    def offer(self, node: NodeRecord, state: State, digest: bytes, *, first: bool) -> None:
+        """The state at a durable node may be written when it is due; the reference stays the caller's."""
+        if not self._journal.is_durable:
+            return
+        key = (node.session_id, first)
+        replaced = self._jobs.pop(key, None)
+        if replaced is not None:
+            replaced.state.release()
+        now_s = anyio.current_time()
+        due_s = now_s if first else max(now_s, self._written_s.get(node.session_id, 0.0) + self._min_interval_s)
+        self._jobs[key] = _Job(node, state.retain(), digest, due_s)
+        if self._idle.is_set():
+            self._idle = anyio.Event()
+        self._offered.set()
+
+    def let_go(self) -> bool:
+        """Give up what waits to be written, when memory is needed more; whether there was anything."""
+        jobs = list(self._jobs.values())
+        self._jobs.clear()
+        for job in jobs:
+            job.state.release()
+        return bool(jobs)
+
+    def forget(self, session_id: str) -> None:
+        """A session ended: nothing more is kept of when it was written."""
+        self._written_s.pop(session_id, None)
+
+    async def run(self) -> None:
+        """Write until cancelled; what still waits then is let go of."""
+        try:
+            while True:
+                if not self._jobs:
+                    self._idle.set()
+                    self._hurry = False
+                    self._offered = anyio.Event()
+                    await self._offered.wait()
+                if not self._jobs:
+                    continue
+                key = min(self._jobs, key=lambda key: self._jobs[key].due_s)
+                wait_s = self._jobs[key].due_s - anyio.current_time()
+                if wait_s > 0 and not self._hurry:
+                    with anyio.move_on_after(wait_s):
+                        self._offered = anyio.Event()
+                        await self._offered.wait()
+                    continue
+                await self._write(self._jobs.pop(key))
+        finally:
+            self.let_go()
+
+    async def _write(self, job: _Job) -> None:
+        try:
+            await self._journal.save(job.node, job.state, "background")
+        except SeraiError as error:
+            # The session itself is well: its ids are durable, so only time is lost if it must be rebuilt.
+            self.failed += 1
+            log.warning("a background snapshot was not written: %s", error)
+        else:
+            self.saved += 1
+            self._written_s[job.node.session_id] = anyio.current_time()
+            self._prefixes.stored(job.node.namespace, job.digest, job.node.position, job.node.id)
+        finally:
+            job.state.release()

@@ -1,0 +1,77 @@
+"""The states one session has left on its way, and how it reads on: from the deepest state anybody has left there."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.checkpoints.nodes import NodeRecord
+from serai.runtime.prefixes import Kept, digest_of, thinned
+from serai.runtime.services import Services
+from serai.runtime.state import State
+from serai.runtime.turns import Timeline
+
+
+class Trail:
+    """Belongs to one session. Kept states are shared through `Prefixes`; the trail thins out its own."""
+
+    def __init__(self, services: Services, *, session_id: str, namespace: str, workflow: str) -> None:
+        self._services = services
+        self._session_id = session_id
+        self._namespace = namespace
+        self._workflow = workflow
+        self._entries: dict[int, Kept] = {}
+        self._saved_at = 0
+        self.reused_tokens = 0
+
+    async def read(self, own: State, timeline: Timeline, ids: NDArray[np.int32]) -> tuple[State, int]:
+        """The state after `ids` (the caller owns it), and how many of them did not have to be computed.
+
+        `own` is the state at the end of `timeline`. On the way a state is left at every multiple of the policy's
+        `snapshot_every`.
+        """
+        services, start = self._services, own.position
+        whole = np.concatenate([timeline.ids(), ids])
+        found = await services.keeper.known(self._namespace, whole, above=start)
+        state = own.retain() if found is None else found
+        reused, every = state.position - start, services.policy.snapshot_every
+        try:
+            while state.position < len(whole):
+                end = min((state.position // every + 1) * every, len(whole))
+                before, state = state, await self._compute(state, whole[:end])
+                before.release()
+        except BaseException:
+            state.release()
+            raise
+        self.reused_tokens += reused
+        services.driver.counters.reused_tokens += reused
+        return state, reused
+
+    async def _compute(self, before: State, whole: NDArray[np.int32]) -> State:
+        """The state after all of `whole`, left for others who are waiting for just that."""
+        prefixes, digest = self._services.prefixes, digest_of(whole)
+        ended = prefixes.begin(self._namespace, len(whole), digest)
+        try:
+            ids = whole[before.position :]
+            state, _ = await self._services.driver.advance(self._workflow, before, ids, prefill=True)
+            self._left(prefixes.keep(self._namespace, digest, state, owner=self._session_id))
+        finally:
+            ended()
+        return state
+
+    def leave(self, state: State, digest: bytes, node: NodeRecord, *, first: bool) -> None:
+        """Leave the present state for whoever has the same tokens, and have it written when that would save much."""
+        services = self._services
+        self._left(services.prefixes.keep(self._namespace, digest, state, owner=self._session_id))
+        if state.position - self._saved_at > services.policy.save_after_tokens:
+            self._saved_at = state.position
+            services.saver.offer(node, state, digest, first=first)
+
+    def cut(self, position: int) -> None:
+        """The session went back to `position`."""
+        self._saved_at = min(self._saved_at, position)
+        for late in [one for one in self._entries if one > position]:
+            self._services.prefixes.leave(self._entries.pop(late), self._session_id)
+
+    def _left(self, entry: Kept) -> None:
+        self._entries[entry.position] = entry
+        for position in thinned(tuple(self._entries), entry.position):
+            self._services.prefixes.leave(self._entries.pop(position), self._session_id)
