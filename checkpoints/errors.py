@@ -85,6 +85,14 @@ class NodeInUse(SeraiError):
         self.children = children
 
 
+class NotOwner(SeraiError):
+    """A session cannot be used, moved or taken here, because of who owns it."""
+
+    def __init__(self, *, session_id: str, problem: str, remedy: str) -> None:
+        super().__init__(f"session {session_id} {problem}; {remedy}")
+        self.session_id = session_id
+
+
 class TransferBroken(SeraiError):
     """A bundle ended before its end; what came whole is kept unseen for the next attempt."""
 

@@ -192,7 +192,12 @@ def _is_kept(store: Store, node_id: str, state: Snapshot) -> bool:
 
 WORKS: tuple[Work, ...] = (
     Work("record", _record, lambda scene: {}, lambda store, scene: store.tokens(NEW_NODE_ID).size == 24),
-    Work("turn", _turn, lambda scene: {}, lambda store, scene: store.has_snapshot(store.resolve("latest"))),
+    Work(
+        "turn",
+        _turn,
+        lambda scene: {},
+        lambda store, scene: store.resolve("latest") == NEW_NODE_ID and store.has_snapshot(NEW_NODE_ID),
+    ),
     Work(
         "save",
         _save,
@@ -233,6 +238,7 @@ def make_scene(folder: Path) -> Scene:
             store.record(node)
             store.save(node.id, state, FINGERPRINT, reason="turn", packing=Packing.SMALL)
             states[node.id] = state
+        store.tag("latest", child.id)
     sink = io.BytesIO()
     with Store.open(str(folder / "elsewhere")) as store:
         moved = replace(sample_node(10), session_id=new_id(), kind=NodeKind.MIGRATE)
@@ -314,6 +320,8 @@ def _aftermath(folder: Path, scene: Scene, work: Work | None, *, done: bool) -> 
             if node_id == scene.moved.id and node_id not in allowed:
                 continue
             problems += _found(store, node_id, allowed.get(node_id, (state,)))
+        if store.resolve("latest") not in (scene.child.id, NEW_NODE_ID):
+            problems.append("a tag points elsewhere")
         if done and work is not None and not work.after(store, scene):
             problems.append("what was acknowledged is not there")
         report = fsck(store)

@@ -8,16 +8,17 @@ A store is a local folder:
     nodes/ID           a document per node: parent, token ids added, sampler, labels (see `nodes.encode`)
     manifests/HASH     a document per snapshot: position, fingerprint, layout, hashes of its parts (see `manifest`)
     parts/ab/cdef...   a part: one KDA layer's state and conv tails, one page of latents of all MLA layers, the logits
-    tags/HASH          a document per tag, named by the BLAKE3 of the tag
+    tags/HASH          a document per tag: its node and when it was set
+    owners/ID          a document per session that was ever moved or offered: who owns it (see `ownership`)
     tmp/               files being written; emptied when the store is opened
 
 **Document**: a 64-byte header, then JSON in UTF-8 to the end of the file. All integers are little-endian.
 
     0   8  magic b"SERAIDOC"
     8   4  format version
-    12  4  kind: 1 store, 2 node, 3 manifest, 4 tag
+    12  4  kind: 1 store, 2 node, 3 manifest, 4 tag, 5 owner
     16  8  length of the JSON in bytes
-    24 32  BLAKE3 of bytes 0..23 and the JSON; a manifest's file name is this hash
+    24 32  BLAKE3 of bytes 0..23 and the JSON; a manifest's or tag's file name is this hash
     56  8  zero
 
 **Part**: a 128-byte header, the payload, and zeros to the next multiple of 4,096 bytes, where the file ends (whole
@@ -77,6 +78,7 @@ class DocumentKind(IntEnum):
     NODE = 2
     MANIFEST = 3
     TAG = 4
+    OWNER = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from serai.checkpoints.nodes import StoredNode, chain_of
 from serai.checkpoints.opening import INDEX_NAME, NEW_INDEX_NAME, OpenFolders, open_folders
 from serai.checkpoints.parts import DTYPES, PartFiles
 from serai.checkpoints.store import Store
-from serai.checkpoints.tree import tag_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,8 @@ def fsck(store: Store, *, remove_orphans: bool = True) -> FsckReport:
     problems: list[str] = []
     with store._doing("checking it"):
         with store._index.lock:
-            node_rows, snapshot_rows, tags = store._index.nodes(), store._index.snapshots(), store._index.tags()
+            node_rows, snapshot_rows = store._index.nodes(), store._index.snapshots()
+            tags, tag_files = store._index.tags(), store._index.tag_files()
         for row in node_rows:
             with _noted(problems):
                 store._stored_node(row.id)
@@ -61,7 +60,7 @@ def fsck(store: Store, *, remove_orphans: bool = True) -> FsckReport:
                 _check_snapshot(store, snapshot.node, verified, problems)
         for tag, node in tags.items():
             with _noted(problems):
-                _check_tag(store._folders.tags, tag, node)
+                _check_tag(store._folders.tags, tag_files[tag], tag, node)
         orphans = tuple(remove_unowned(store, keep=not remove_orphans))
     return FsckReport(len(node_rows), len(snapshot_rows), len(verified), tuple(dict.fromkeys(problems)), orphans)
 
@@ -89,14 +88,14 @@ def _check_snapshot(store: Store, node_id: str, verified: set[str], problems: li
                     store._files.read(name, specs, [np.empty(spec.shape, DTYPES[spec.type]) for spec in specs])
 
 
-def _check_tag(folder: Folder, tag: str, node: str) -> None:
+def _check_tag(folder: Folder, file: str, tag: str, node: str) -> None:
     what = f"the tag {tag!r}"
     try:
-        with folder.reading(tag_file(tag), what) as reader:
+        with folder.reading(file, what) as reader:
             value = jsonio.decode(read_document(reader, DocumentKind.TAG).data, what)
     except FileNotFoundError as error:
         raise SnapshotCorrupt(what=what, problem="its file is missing") from error
-    if value != {"tag": tag, "node": node}:
+    if (value.get("tag"), value.get("node")) != (tag, node):
         raise SnapshotCorrupt(what=what, problem="its file says otherwise than the index")
 
 
@@ -106,7 +105,7 @@ def remove_unowned(store: Store, *, keep: bool = False) -> list[str]:
         index, folders = store._index, store._folders
         owned_nodes = {row.id for row in index.nodes()}
         owned_manifests = {row.manifest for row in index.snapshots()}
-        owned_tags = {tag_file(tag) for tag in index.tags()}
+        owned_tags = set(index.tag_files().values())
         found = []
         for folder, kind, owned in (
             (folders.nodes, "nodes", owned_nodes),
@@ -178,9 +177,15 @@ def _fill(index: Index, folders: OpenFolders) -> FsckReport:
                     complete[entry.node_id] = (_snapshot_row(entry, name, file_bytes), parts)
         for snapshot, parts in sorted(complete.values(), key=lambda found: found[0].created_s):
             index.add_snapshot(snapshot, written=parts, shared=())
-        for name in folders.tags.names():
+        tags: dict[str, _Tag] = {}
+        for tag in _all_tags(folders.tags, problems):
+            if tag.tag not in tags or tags[tag.tag].set_s < tag.set_s:  # the other was to be unlinked
+                tags[tag.tag] = tag
+        for tag in tags.values():
             with _noted(problems):
-                _add_tag(index, folders.tags, name, chains)
+                if tag.node not in chains:
+                    raise SnapshotCorrupt(what=f"the tag {tag.tag!r}", problem=f"its node {tag.node} is lost")
+                index.set_tag(tag.tag, tag.node, tag.file, tag.file_bytes)
     used = len(index.parts())
     return FsckReport(len(chains), len(complete), used, tuple(problems), ())
 
@@ -254,11 +259,23 @@ def _snapshot_row(entry: Manifest, name: str, file_bytes: int) -> SnapshotRow:
     )
 
 
-def _add_tag(index: Index, folder: Folder, name: str, found: dict[str, NodeRow]) -> None:
-    what = f"tag file {name}"
-    with folder.reading(name, what) as reader:
-        value: dict[str, Any] = jsonio.decode(read_document(reader, DocumentKind.TAG).data, what)
-    tag, node = jsonio.field(value, "tag", str, what), jsonio.field(value, "node", str, what)
-    if tag_file(tag) != name or node not in found:
-        raise SnapshotCorrupt(what=what, problem=f"it points at node {node}, which is lost, or was renamed")
-    index.set_tag(tag, node, name, reader.size_bytes)
+@dataclass(frozen=True, slots=True)
+class _Tag:
+    tag: str
+    node: str
+    set_s: float
+    file: str
+    file_bytes: int
+
+
+def _all_tags(folder: Folder, problems: list[str]) -> Iterator[_Tag]:
+    for name in folder.names():
+        what = f"tag file {name}"
+        with _noted(problems):
+            with folder.reading(name, what) as reader:
+                document = read_document(reader, DocumentKind.TAG)
+            if document.hash != name:
+                raise SnapshotCorrupt(what=what, problem=f"its file holds tag {document.hash}")
+            value = jsonio.decode(document.data, what)
+            tag, node = jsonio.field(value, "tag", str, what), jsonio.field(value, "node", str, what)
+            yield _Tag(tag, node, jsonio.field(value, "set_s", float, what), name, reader.size_bytes)

@@ -302,9 +302,10 @@ class Index:
     # tags
 
     def set_tag(self, tag: str, node_id: str, file: str, file_bytes: int) -> None:
-        """Point a tag at a node. Call inside `change`."""
+        """Point a tag at a node and queue the file that said otherwise. Call inside `change`."""
+        self.remove_tag(tag)
         self._rows(
-            "INSERT OR REPLACE INTO tags (tag, node, file, file_bytes) VALUES (?, ?, ?, ?)",
+            "INSERT INTO tags (tag, node, file, file_bytes) VALUES (?, ?, ?, ?)",
             (tag, node_id, file, file_bytes),
         )
         self._rows("DELETE FROM erasures WHERE kind = ? AND name = ?", (FileKind.TAG.value, file))
@@ -321,6 +322,10 @@ class Index:
     def tagged(self, tag: str) -> str | None:
         row = self._one("SELECT node FROM tags WHERE tag = ?", (tag,))
         return None if row is None else str(row[0])
+
+    def tag_files(self) -> dict[str, str]:
+        """Every tag with the name of its file."""
+        return dict(self._rows("SELECT tag, file FROM tags"))
 
     def tags(self) -> dict[str, str]:
         """Every tag with its node's id."""

@@ -20,7 +20,7 @@ INDEX_NAME: Final = "index.sqlite"
 _INDEX_NAMES: Final = frozenset({INDEX_NAME, f"{INDEX_NAME}-wal", f"{INDEX_NAME}-shm", f"{INDEX_NAME}-journal"})
 _LOCK_NAME: Final = "lock"
 _STORE_NAME: Final = "store"
-_FOLDER_NAMES: Final = ("nodes", "manifests", "parts", "tags", "tmp")
+_FOLDER_NAMES: Final = ("nodes", "manifests", "parts", "tags", "owners", "tmp")
 NEW_INDEX_NAME: Final = f"{INDEX_NAME}.new"
 _KNOWN_NAMES: Final = _INDEX_NAMES | {_LOCK_NAME, _STORE_NAME, *_FOLDER_NAMES}
 
@@ -36,12 +36,14 @@ class OpenFolders:
     manifests: Folder
     parts: Folder
     tags: Folder
+    owners: Folder
     temporary: Folder
     lock_fd: int
     is_empty: bool
 
     def close(self) -> None:
-        for folder in (self.nodes, self.manifests, self.parts, self.tags, self.temporary, self.root):
+        folders = (self.nodes, self.manifests, self.parts, self.tags, self.owners, self.temporary, self.root)
+        for folder in folders:
             folder.close()
         os.close(self.lock_fd)  # and with it the lock
 
@@ -89,6 +91,7 @@ def open_folders(path: str, disk: Disk, *, create: bool, needs_index: bool = Tru
         manifests=folders["manifests"],
         parts=folders["parts"],
         tags=folders["tags"],
+        owners=folders["owners"],
         temporary=folders["tmp"],
         lock_fd=lock_fd,
         is_empty=is_empty,

@@ -91,6 +91,12 @@ class StoreFolder:
         with self._taking_back(folder, name):
             folder.sync()
 
+    def _replace_file(self, data: bytes, folder: Folder, name: str) -> None:
+        """Put a file in the place of another durably; after a kill one of the two is there."""
+        temporary = self._folders.temporary.write_temporary([data], size_bytes=len(data), direct=False)
+        self._folders.temporary.publish(temporary, folder, name)
+        folder.sync()
+
     @contextmanager
     def _taking_back(self, folder: Folder, name: str) -> Iterator[None]:
         """Remove a file again if the step that was to make it visible fails."""

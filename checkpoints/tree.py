@@ -1,7 +1,6 @@
 """Nodes and tags: what is said of a session tree, and the walk along it."""
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
 from serai.checkpoints import jsonio, nodes
@@ -134,11 +133,14 @@ class Tree(StoreFolder):
         check_tag(tag)
         with self._doing("tagging a node"), self._index.lock:
             row = self._row(node_id)
-            document = frame_document(DocumentKind.TAG, jsonio.encode({"tag": tag, "node": row.id}))
-            file = tag_file(tag)
-            self._write_file(document.data, self._folders.tags, file)
-            with self._index.change():
-                self._index.set_tag(tag, row.id, file, len(document.data))
+            if self._index.tagged(tag) == row.id:
+                return
+            value = {"tag": tag, "node": row.id, "set_s": self._now()}
+            document = frame_document(DocumentKind.TAG, jsonio.encode(value))
+            self._write_file(document.data, self._folders.tags, document.hash)
+            with self._taking_back(self._folders.tags, document.hash), self._index.change():
+                self._index.set_tag(tag, row.id, document.hash, len(document.data))
+            self._sweep()
 
     def untag(self, tag: str) -> None:
         """Remove a tag; the node stays. `SessionGone` if there is no such tag."""
@@ -153,8 +155,3 @@ class Tree(StoreFolder):
         """Every tag with the id of its node."""
         with self._doing("reading the index"):
             return self._index.tags()
-
-
-def tag_file(tag: str) -> str:
-    """The name of a tag's file."""
-    return blake3(tag.encode("utf-8")).hexdigest()
