@@ -11,6 +11,7 @@ import typer
 from serai.runtime.cli.bench import app as bench_app
 from serai.runtime.cli.eval import evaluate_model
 from serai.runtime.cli.info import info
+from serai.runtime.cli.monitor import monitor
 from serai.runtime.cli.plan import plan
 from serai.runtime.cli.run import run
 from serai.runtime.cli.selfcheck import selfcheck
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command("run")(run)
 app.command("plan")(plan)
 app.command("info")(info)
+app.command("monitor")(monitor)
 app.command("eval")(evaluate_model)
 app.command("selfcheck")(selfcheck)
 app.add_typer(bench_app, name="bench")

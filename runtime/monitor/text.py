@@ -1,0 +1,117 @@
+"""Lines of text with tones, and text from strangers made safe to print.
+
+A line is a tuple of spans. Nothing here is ever parsed as markup: square brackets and escape sequences in a label are
+characters like others.
+"""
+
+import unicodedata
+from collections.abc import Iterable
+from enum import Enum
+from functools import lru_cache
+from typing import NamedTuple
+
+from rich.cells import cell_len, set_cell_size
+
+
+class Tone(Enum):
+    """What a span means; how that looks is the theme's matter. Never the only sign of anything."""
+
+    NORMAL = "normal"
+    DIM = "dim"
+    STRONG = "strong"
+    HEAD = "head"
+    GOOD = "good"
+    WARN = "warn"
+    BAD = "bad"
+    GRAPH = "graph"
+    TRUNK = "trunk"
+    SCRATCH = "scratch"
+    EXPERTS = "experts"
+    LIVE = "live"
+    KEPT = "kept"
+    SPARE = "spare"
+    FREE = "free"
+
+
+class Span(NamedTuple):
+    """A run of text in one tone."""
+
+    text: str
+    tone: Tone = Tone.NORMAL
+
+
+Line = tuple[Span, ...]
+
+ELLIPSIS = "…"
+LONGEST = 2_000
+"""Characters of a stranger's text that are looked at; no terminal shows more of it in one line."""
+
+_SHOWN_AS = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: "\u2421"}
+"""Control characters as their pictures: ␛ for escape, ␊ for a line feed."""
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"})
+"""Categories whose characters have no width of their own, reorder others, or can't be encoded."""
+
+
+@lru_cache(maxsize=4_096)
+def printable(text: str) -> str:
+    """The text with every character that could move, hide or reorder others replaced by a visible stand-in.
+
+    Control characters become their pictures, other invisible ones (zero width, bidirectional marks, lone surrogates)
+    their number as `\\u200b`; variation selectors, which only change a width, go. Everything else stays as it is.
+    """
+    return "".join(map(_shown, text[:LONGEST]))
+
+
+def _shown(char: str) -> str:
+    if " " <= char <= "~":
+        return char
+    code = ord(char)
+    if code in _SHOWN_AS:
+        return _SHOWN_AS[code]
+    if 0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF:
+        return ""
+    if unicodedata.category(char) in _HIDDEN:
+        return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return char
+
+
+def fit(text: str, cells: int) -> str:
+    """Printable text cut or padded to exactly `cells` columns; what was cut ends in "…"."""
+    if cells <= 0:
+        return ""
+    shown = printable(text)
+    width = cell_len(shown)
+    if width <= cells:
+        return shown + " " * (cells - width)
+    return set_cell_size(shown, cells - 1) + ELLIPSIS
+
+
+def fit_right(text: str, cells: int) -> str:
+    """As `fit`, for numbers: padded on the left."""
+    shown = printable(text)
+    width = cell_len(shown)
+    return " " * (cells - width) + shown if width <= cells else fit(shown, cells)
+
+
+def line(*parts: str | Span) -> Line:
+    """A line of spans; plain strings get the normal tone. Strings are ours: a stranger's goes through `fit` first."""
+    return tuple(Span(part) if isinstance(part, str) else part for part in parts)
+
+
+def text_of(spans: Iterable[Span]) -> str:
+    """What a line reads without its tones."""
+    return "".join(span.text for span in spans)
+
+
+def cut(spans: Line, cells: int) -> Line:
+    """At most `cells` columns of a line."""
+    kept: list[Span] = []
+    for span in spans:
+        width = cell_len(span.text)
+        if width > cells:
+            if cells > 0:
+                kept.append(Span(fit(span.text, cells), span.tone))
+            break
+        kept.append(span)
+        cells -= width
+    return tuple(kept)
