@@ -73,11 +73,10 @@ class FakeModel:
         before, after = int(batch.state_in[segment]), int(batch.state_out[segment])
         size = prod(self.layout.kda_shape) + prod(self.layout.conv_shape)
         out = _floats(after, size)
-        if self._flaw is Flaw.OLD_BUFFERS:
-            old = np.nan_to_num(out[:1]).copy() if np.isfinite(out[0]) else np.float32(0.5)
+        is_poisoned = bool(np.isnan(out[0]))
         out[:] = _floats(before, size) if before else 0
-        if self._flaw is Flaw.OLD_BUFFERS:
-            out[:1] += old
+        if self._flaw is Flaw.OLD_BUFFERS and is_poisoned:
+            out[0] += np.float32(0.5)
         if self._flaw is Flaw.SHARED_WRITES and before:
             _floats(before, size)[0] += 1
         return out

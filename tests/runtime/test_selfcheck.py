@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 
 from serai.checkpoints.snapshot import LatentType
+from serai.runtime.bench.tiny import write_tiny_model
 from serai.runtime.errors import OutOfBudget
+from serai.runtime.models.open_model import Precision, find_model, load_model
 from serai.runtime.selfcheck import Promise, selfcheck
 from serai.runtime.state import session_bytes
 from tests.runtime.fake_model import Flaw, loaded_fake
+from tests.runtime.odd_models import odd_shapes
 
 
 def broken(promises: list[Promise]) -> set[str]:
@@ -40,6 +43,19 @@ def test_a_model_that_keeps_the_contract_passes_every_case(latents: LatentType, 
 def test_each_way_of_breaking_it_is_found(flaw: Flaw, words: str, tmp_path: Path) -> None:
     found = broken(list(selfcheck(loaded_fake(flaw), store=tmp_path / "store")))
     assert any(words in promise for promise in found), found
+
+
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("name", odd_shapes())
+def test_the_engine_keeps_every_promise_in_odd_shapes(name: str, precision: Precision, tmp_path: Path) -> None:
+    """B02, B03, B14: any split, any company, any thread count, forks and pauses give the same bits."""
+    write_tiny_model(tmp_path / "model", odd_shapes()[name], seed=1)
+    found = find_model(tmp_path / "model")
+    try:
+        loaded = load_model(found, precision, max_rows=256)
+        assert broken(list(selfcheck(loaded, store=tmp_path / "store"))) == set()
+    finally:
+        found.files.close()
 
 
 def test_states_stay_within_the_bytes_they_may_take(tmp_path: Path) -> None:
