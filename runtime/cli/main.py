@@ -15,6 +15,7 @@ from serai.runtime.cli.monitor import monitor
 from serai.runtime.cli.plan import plan
 from serai.runtime.cli.run import run
 from serai.runtime.cli.selfcheck import selfcheck
+from serai.runtime.cli.serve import serve
 
 app = typer.Typer(
     name="serai",
@@ -25,6 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run)
+app.command("serve")(serve)
 app.command("plan")(plan)
 app.command("info")(info)
 app.command("monitor")(monitor)

@@ -1,0 +1,91 @@
+"""`serai serve`: the OpenAI-compatible server."""
+
+import logging
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from serai.runtime.cli.options import Budget, Precision, PrecisionName, Threads
+from serai.runtime.cli.output import FAILED, reporting
+from serai.runtime.cli.run import default_store
+
+LEVELS = ("critical", "error", "warning", "info", "debug")
+MODEL_OPTIONS = ("model", "budget", "precision", "threads", "store")
+"""What an options file may say of the model, above its table `[server]`."""
+
+
+def serve(
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help='"nano", a model folder, or ORG/NAME; or in --config.')
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Where to listen. [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="0 takes a free one. [default: 8080]")] = None,
+    api_key: Annotated[
+        list[str] | None, typer.Option("--api-key", envvar="SERAI_API_KEY", help="Repeat for several clients.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Options as TOML.")] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where sessions are kept. [default: ~/.local/state/serai/sessions]"),
+    ] = None,
+    no_store: Annotated[bool, typer.Option("--no-store", help="Keep nothing on disk.")] = False,
+    log_level: Annotated[str | None, typer.Option("--log-level", help="[default: info]")] = None,
+    precision: Precision | None = None,
+    budget: Budget = None,
+    threads: Threads = None,
+) -> None:
+    """Serve a model to OpenAI's clients: point their base_url at http://HOST:PORT/v1."""
+    with reporting(as_json=False) as out:
+        import anyio
+
+        from serai.runtime.errors import BadParameter
+
+        try:
+            from serai.runtime.server.options import SERVER_TABLE, ServerOptions, read_options_file
+            from serai.runtime.server.running import listen, run_server
+        except ModuleNotFoundError as error:
+            raise BadParameter(f"serving needs {error.name}; install it with: pip install 'serai[server]'") from None
+        from serai.runtime.cli.opening import opening_progress
+        from serai.runtime.opening import open_runtime
+
+        given: dict[str, Any] = {} if config is None else read_options_file(config)
+        table = given.pop(SERVER_TABLE, {})
+        unknown = [name for name in given if name not in MODEL_OPTIONS]
+        if unknown or not isinstance(table, dict):
+            wrong = unknown[0] if unknown else SERVER_TABLE
+            raise BadParameter(f"{wrong!r} is no option there; above [{SERVER_TABLE}] stand {', '.join(MODEL_OPTIONS)}")
+        flags = {"host": host, "port": port, "api_keys": api_key or None, "log_level": log_level}
+        options = ServerOptions.of(table | {name: value for name, value in flags.items() if value is not None})
+        if options.log_level not in LEVELS:
+            raise BadParameter(f"log_level is {options.log_level!r}; it must be one of {', '.join(LEVELS)}")
+        name = model or given.get("model")
+        if name is None:
+            raise BadParameter("name a model: serai serve MODEL, or model = ... in the options file")
+        kept = store or Path(given.get("store") or default_store(os.environ))
+        logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        bound = listen(options)
+        where = f"http://{options.host}:{bound.getsockname()[1]}/v1"
+
+        async def work() -> bool:
+            with ExitStack() as shown:
+                tell = shown.enter_context(opening_progress())
+                async with open_runtime(
+                    name,
+                    budget=budget or given.get("budget"),
+                    store=None if no_store else kept,
+                    precision=precision.value if precision else given.get("precision", PrecisionName.FAST.value),
+                    threads=threads or given.get("threads"),
+                    progress=lambda opening: tell(opening.stage, opening.done, opening.total),
+                ) as runtime:
+                    shown.close()
+                    return await run_server(
+                        runtime, options, bound, ready=lambda _: out.note(f"serving {name} at {where}")
+                    )
+            raise AssertionError("the runtime's block returns")
+
+        with bound:
+            if not anyio.run(work):
+                raise typer.Exit(FAILED)

@@ -1,0 +1,176 @@
+"""The routes, and what every request passes first: its key, its size, its place among those at work."""
+
+import hmac
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+import anyio
+from blake3 import blake3
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from serai.runtime.runtime import Runtime
+from serai.runtime.server import completions, extensions, responses
+from serai.runtime.server.chat_output import ChatAnswer
+from serai.runtime.server.chat_request import read_chat
+from serai.runtime.server.errors import ApiError
+from serai.runtime.server.metrics import StatusCollector
+from serai.runtime.server.options import ServerOptions
+from serai.runtime.server.requests import namespace_of, read_body
+from serai.runtime.server.service import Service
+from serai.runtime.server.streams import error_response, whole
+
+log = logging.getLogger(__name__)
+
+Endpoint: TypeAlias = Callable[[Service, Request], Awaitable[Response]]
+
+OPEN_PATHS = frozenset({"/health", "/is_paused"})
+"""What whoever watches over a server may ask without a key: nothing of anybody's sessions."""
+
+
+@asynccontextmanager
+async def serving(runtime: Runtime, options: ServerOptions) -> AsyncIterator[Starlette]:
+    """The application over an open runtime; leaving ends what is at work and stores what is parked."""
+    async with anyio.create_task_group() as tasks:
+        service = Service(runtime, options, tasks)
+        service.metrics.registry.register(StatusCollector(lambda: (runtime.status(), _gauges(service))))
+        await service.sessions.load()
+        tasks.start_soon(service.watch)
+        try:
+            yield make_app(service)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await service.close()
+            tasks.cancel_scope.cancel()
+
+
+def _gauges(service: Service) -> dict[str, float]:
+    return {
+        "serai_requests_active": service.active,
+        "serai_places_hot": service.sessions.parked,
+        "serai_places_known": len(service.sessions.catalogue),
+    }
+
+
+def make_app(service: Service) -> Starlette:
+    """The application of one service."""
+    table: list[tuple[str, str, Endpoint]] = [
+        ("GET", "/health", health),
+        ("GET", "/metrics", metrics),
+        ("GET", "/v1/models", models),
+        ("GET", "/v1/models/{model:path}", one_model),
+        ("POST", "/v1/chat/completions", chat_completions),
+        *completions.ROUTES,
+        *responses.ROUTES,
+        *extensions.ROUTES,
+    ]
+    routes = [Route(path, _guarded(service, path, endpoint), methods=[method]) for method, path, endpoint in table]
+    app = Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
+    app.state.service = service
+    app.add_middleware(KeyCheck, api_keys=service.options.api_keys)
+    return app
+
+
+def _guarded(service: Service, path: str, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
+        try:
+            response = await endpoint(service, request)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer in OpenAI's shape
+            response = error_response(error)
+        service.metrics.requests.labels(path, str(response.status_code)).inc()
+        return response
+
+    return handle
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    return error_response(ApiError(status, f"there is no {request.method} {request.url.path} here", "unknown_url"))
+
+
+class KeyCheck:
+    """Lets through who sends one of the keys, compared in constant time, and tells requests of different keys apart."""
+
+    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...]) -> None:
+        self._app = app
+        self._keys = [(key.encode(), f"key-{blake3(key.encode()).hexdigest(8)}") for key in api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope.setdefault("state", {})["namespace"] = ""
+            if self._keys and scope["path"] not in OPEN_PATHS:
+                namespace = self._namespace(dict(scope["headers"]).get(b"authorization", b""))
+                if namespace is None:
+                    error = ApiError(
+                        401, "send one of the server's keys as Authorization: Bearer KEY", "invalid_api_key"
+                    )
+                    error.headers["WWW-Authenticate"] = "Bearer"
+                    await error_response(error)(scope, receive, send)
+                    return
+                scope["state"]["namespace"] = namespace
+        await self._app(scope, receive, send)
+
+    def _namespace(self, header: bytes) -> str | None:
+        given = header[7:].strip() if header[:7].lower() == b"bearer " else b""
+        found = None
+        for key, namespace in self._keys:  # every key is compared, so that time tells nothing
+            if hmac.compare_digest(key, given):
+                found = namespace
+        return found
+
+
+async def health(service: Service, request: Request) -> Response:
+    """Whether requests can be served, and if not, why."""
+    trouble = service.trouble()
+    if trouble is not None:
+        return JSONResponse({"status": "unavailable", "reason": trouble.message}, 503)
+    return JSONResponse(
+        {
+            "status": "ok",
+            "model": service.runtime.facts.name,
+            "active": service.active,
+            "paused": not service.engine_gate.is_open,
+        }
+    )
+
+
+async def metrics(service: Service, request: Request) -> Response:
+    return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+def model_json(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.runtime.facts.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "serai",
+        "max_model_len": service.sessions.max_positions,
+    }
+
+
+async def models(service: Service, request: Request) -> Response:
+    return JSONResponse({"object": "list", "data": [model_json(service)]})
+
+
+async def one_model(service: Service, request: Request) -> Response:
+    name = request.path_params["model"]
+    if name != service.runtime.facts.name:
+        raise ApiError(
+            404, f"there is no model {name!r:.80} here, only {service.runtime.facts.name!r}", "model_not_found"
+        )
+    return JSONResponse(model_json(service))
+
+
+async def chat_completions(service: Service, request: Request) -> Response:
+    namespace = namespace_of(request)
+    stored = service.options.stored_chats
+    asked = await read_body(service, request, lambda body: read_chat(body, namespace, stored=stored))
+    answer = ChatAnswer(service, asked, asked.model or service.runtime.facts.name)
+    if asked.stream:
+        return service.stream(answer.stream)
+    return await whole(request, answer.whole)

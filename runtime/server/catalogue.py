@@ -1,0 +1,70 @@
+"""Which places are known: by id, by what a conversation that led there said, and by what goes on from them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A place as it is looked up. `chain` is the semantic hash up to it; `response` says that it is a response
+    with a document of its own (a chat completion has none)."""
+
+    id: str
+    namespace: str
+    chain: str
+    previous: str | None
+    response: bool
+
+
+class Catalogue:
+    """All known places of this process and its store."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Known] = {}
+        self._by_chain: dict[tuple[str, str], list[str]] = {}
+        self._children: dict[str, list[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def add(self, known: Known) -> None:
+        if known.id in self._by_id:
+            return
+        self._by_id[known.id] = known
+        if known.chain:
+            self._by_chain.setdefault((known.namespace, known.chain), []).append(known.id)
+        if known.previous is not None:
+            self._children.setdefault(known.previous, []).append(known.id)
+
+    def remove(self, place_id: str) -> None:
+        known = self._by_id.pop(place_id, None)
+        if known is None:
+            return
+        _drop(self._by_chain, (known.namespace, known.chain), place_id)
+        if known.previous is not None:
+            _drop(self._children, known.previous, place_id)
+
+    def get(self, place_id: str, namespace: str) -> Known | None:
+        known = self._by_id.get(place_id)
+        return known if known is not None and known.namespace == namespace else None
+
+    def deepest(self, namespace: str, chains: Sequence[str]) -> tuple[str, int] | None:
+        """The latest place whose conversation is the longest beginning of this one, and how many messages that is."""
+        for count in range(len(chains), 0, -1):
+            ids = self._by_chain.get((namespace, chains[count - 1])) if chains[count - 1] else None
+            if ids:
+                return ids[-1], count
+        return None
+
+    def children(self, place_id: str) -> tuple[str, ...]:
+        return tuple(self._children.get(place_id, ()))
+
+
+Key = TypeVar("Key")
+
+
+def _drop(table: dict[Key, list[str]], key: Key, place_id: str) -> None:
+    ids = [one for one in table.pop(key, []) if one != place_id]
+    if ids:
+        table[key] = ids

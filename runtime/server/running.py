@@ -1,0 +1,67 @@
+"""Running the application under uvicorn, with an orderly end."""
+
+import logging
+import socket
+from collections.abc import Callable
+
+import anyio
+import uvicorn
+from starlette.applications import Starlette
+
+from serai.runtime.errors import BadParameter
+from serai.runtime.runtime import Runtime
+from serai.runtime.server.app import serving
+from serai.runtime.server.options import ServerOptions
+
+log = logging.getLogger(__name__)
+
+
+def listen(options: ServerOptions) -> socket.socket:
+    """A bound socket, so that a port in use is known before a model is loaded."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((options.host, options.port))
+    except OSError as error:
+        bound.close()
+        raise BadParameter(f"can't listen on {options.host}:{options.port}: {error.strerror}; name another") from None
+    bound.set_inheritable(True)
+    return bound
+
+
+async def run_server(
+    runtime: Runtime, options: ServerOptions, bound: socket.socket, *, ready: Callable[[Starlette], None]
+) -> bool:
+    """Serve until a signal; whether the engine was alive to the end. `ready` is called once clients can connect."""
+    async with serving(runtime, options) as app:
+        config = uvicorn.Config(
+            app,
+            log_level=options.log_level,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=int(options.shutdown_s) + 2,
+            h11_max_incomplete_event_size=64 << 10,
+        )
+        server = uvicorn.Server(config)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_announce, server, app, ready)
+            tasks.start_soon(_stop_when_dead, server, app)
+            await server.serve(sockets=[bound])
+            tasks.cancel_scope.cancel()
+        return app.state.service.sessions.engine_error is None
+
+
+async def _announce(server: uvicorn.Server, app: Starlette, ready: Callable[[Starlette], None]) -> None:
+    while not server.started:  # noqa: ASYNC110  # uvicorn has no event for it
+        await anyio.sleep(0.01)
+    ready(app)
+
+
+async def _stop_when_dead(server: uvicorn.Server, app: Starlette) -> None:
+    """A server whose engine has failed can only say so; it ends soon after, so that a supervisor starts a new one."""
+    service = app.state.service
+    while service.sessions.engine_error is None:  # noqa: ASYNC110  # an engine that dies tells nobody
+        await anyio.sleep(1.0)
+    await anyio.sleep(service.options.shutdown_s)
+    server.should_exit = True

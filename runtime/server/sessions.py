@@ -1,0 +1,410 @@
+"""The one file that touches sessions: places to go on from, on top of the runtime's nodes.
+
+A **place** is an immutable node with what a server must know to go on from it. Its session is *parked*: kept as it
+stands, and every request that goes on works on a fork of it, which copies nothing. The memory of parked sessions is
+taken back by the runtime's admission as of any idle session, and the longest unused ones are ended here; a place of
+the store is then resumed when it is asked for, by replaying at most the tokens since its last stored state.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.checkpoints.names import is_id, new_id
+from serai.checkpoints.nodes import MAX_METADATA_BYTES, NodeKind, NodeRecord
+from serai.checkpoints.store import Store
+from serai.runtime.chat import ChatFormat, Cursor
+from serai.runtime.conversation import CURSOR_KEY
+from serai.runtime.driver import Counters
+from serai.runtime.errors import SeraiError, SessionBusy, SessionGone
+from serai.runtime.random import child_branch
+from serai.runtime.runtime import Runtime
+from serai.runtime.server.ask import Setting
+from serai.runtime.server.catalogue import Catalogue, Known
+from serai.runtime.server.errors import response_not_found
+from serai.runtime.server.jsonsize import json_bytes
+from serai.runtime.session import Session
+
+log = logging.getLogger(__name__)
+
+KEPT_KEY = "serai:server"
+"""Under this key a place's node keeps what the server knows of it."""
+
+DELETED_TAG = "serai deleted "
+"""A deleted place that others are built on keeps its tokens for them; this tag says that it is no place any more."""
+
+Tokens = NDArray[np.int32]
+NOTHING: Tokens = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A point to go on from. `position` counts all its tokens; `document` is the response as its client saw it, and
+    `input` the items it answered (None when they were too large to be kept)."""
+
+    id: str
+    namespace: str
+    position: int
+    cursor: Cursor
+    setting: Setting
+    chain: str
+    previous: str | None
+    document: Mapping[str, Any] | None = None
+    input: tuple[Mapping[str, Any], ...] | None = ()
+
+    def metadata(self) -> dict[str, Any]:
+        kept: dict[str, Any] = {
+            "cursor": self.cursor.to_json(),
+            "setting": self.setting.to_json(),
+            "chain": self.chain,
+            "previous": self.previous,
+            "document": self.document,
+            "input": None if self.input is None else list(self.input),
+        }
+        if json_bytes(kept) > MAX_METADATA_BYTES // 2:
+            kept["input"] = None
+        return {KEPT_KEY: kept}
+
+    @classmethod
+    def of(cls, node: NodeRecord) -> "Place | None":
+        """The place a node is, if it is one."""
+        kept = node.metadata.get(KEPT_KEY)
+        if kept is None:
+            return None
+        return cls(
+            id=node.id,
+            namespace=node.namespace,
+            position=node.position,
+            cursor=Cursor.from_json(kept["cursor"]),
+            setting=Setting.from_json(kept["setting"]),
+            chain=kept["chain"],
+            previous=kept["previous"],
+            document=kept["document"],
+            input=None if kept["input"] is None else tuple(kept["input"]),
+        )
+
+    def known(self) -> Known:
+        return Known(self.id, self.namespace, self.chain, self.previous, self.document is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The tokens of a reply as history has them, where that differs from what was read: `prompt` begins the reply
+    without the request's notes, `reply` are the reply's own."""
+
+    prompt: Tokens
+    reply: Tokens
+
+
+@dataclass(eq=False, slots=True)
+class _Parked:
+    place: Place
+    session: Session
+    stored: bool
+    pending: Tokens = field(default_factory=lambda: NOTHING)
+    used_s: float = 0.0
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+
+
+class Sessions:
+    """Begins, goes on, keeps and ends sessions for the server. `spawn` gives a task to work that nobody waits for."""
+
+    def __init__(self, runtime: Runtime, *, keep_hot: int, unstored_ttl_s: float) -> None:
+        self.runtime = runtime
+        self.catalogue = Catalogue()
+        self.format: ChatFormat = runtime._chat_format()
+        self._services = runtime._services
+        self._keep_hot = keep_hot
+        self._unstored_ttl_s = unstored_ttl_s
+        self._parked: dict[str, _Parked] = {}
+        self._restoring: dict[str, anyio.Lock] = {}
+        self._to_erase: set[str] = set()
+
+    # what the model and the engine are
+
+    @property
+    def store(self) -> Store | None:
+        return self._services.journal._store
+
+    @property
+    def max_positions(self) -> int:
+        return self._services.max_positions
+
+    @property
+    def engine_error(self) -> SeraiError | None:
+        """Why the engine takes no more work, if it doesn't."""
+        return self._services.driver._refusal
+
+    @property
+    def engine_waiting(self) -> int:
+        """Calls that wait for the engine now."""
+        return self._services.driver.waiting
+
+    @property
+    def counters(self) -> Counters:
+        return self.runtime.counters
+
+    @property
+    def parked(self) -> int:
+        return len(self._parked)
+
+    # places
+
+    async def load(self) -> None:
+        """Learn the places of the store; until it has returned, a client's old conversation may be read anew."""
+        store = self.store
+        if store is None:
+            return
+        for place in await anyio.to_thread.run_sync(_places_of, store):
+            self.catalogue.add(place)
+
+    async def place(self, place_id: str, namespace: str) -> Place:
+        """What is known of a place. Raises a 404 for one that this namespace doesn't have."""
+        parked = self._parked.get(place_id)
+        place = parked.place if parked is not None else await self._stored_place(place_id)
+        if place is None or place.namespace != namespace or self.catalogue.get(place_id, namespace) is None:
+            raise response_not_found(place_id)
+        return place
+
+    async def _stored_place(self, place_id: str) -> Place | None:
+        store = self.store
+        if store is None or not is_id(place_id):
+            return None
+        try:
+            return Place.of(await anyio.to_thread.run_sync(store.node, place_id))
+        except SessionGone:
+            return None
+
+    # sessions to work on
+
+    async def begin(self, namespace: str, label: str = "") -> Session:
+        return await self.runtime.session(namespace=namespace, label=label)
+
+    async def go_on(self, place: Place) -> tuple[Session, int]:
+        """A session that stands at a place and is the caller's own, and how many tokens had to be read for it."""
+        parked, replayed = await self._unpark(place)
+        parked.used_s = self._services.now_s()
+        async with parked.lock:
+            if len(parked.pending):
+                replayed += len(parked.pending)
+                await parked.session.append(parked.pending, metadata={CURSOR_KEY: place.cursor.to_json()})
+                parked.pending = NOTHING
+        return await self.branch(parked.session, None), replayed
+
+    async def _unpark(self, place: Place) -> tuple[_Parked, int]:
+        async with self._restoring.setdefault(place.id, anyio.Lock()):
+            try:
+                parked = self._parked.get(place.id)
+                if parked is not None:
+                    return parked, 0
+                if self.store is None:
+                    raise response_not_found(place.id)
+                known = await anyio.to_thread.run_sync(_known_position, self.store, place.id)
+                session = await self.runtime.resume(place.id)
+                return self._park(_Parked(place, session, stored=True)), place.position - known
+            finally:
+                self._restoring.pop(place.id, None)
+
+    async def branch(self, session: Session, choice: int | None) -> Session:
+        """A fork. Going on from a place keeps its random branch, as resuming it does; a choice has one of its own."""
+        timeline = session.timeline
+        forks = timeline.forks
+        child = await session.fork()
+        timeline.forks = child.timeline.forks = forks
+        child.timeline.branch = timeline.branch if choice is None else child_branch(timeline.branch, choice)
+        return child
+
+    async def end(self, session: Session, *, erase: bool = False) -> None:
+        """Free a session; with `erase`, as if it had never been."""
+        with anyio.CancelScope(shield=True):
+            try:
+                await session.close()
+            except SessionBusy:
+                session.discard()
+            if erase and self.store is not None:
+                self._to_erase.add(session.id)
+                await anyio.to_thread.run_sync(self._erase, self.store)
+
+    def _erase(self, store: Store) -> None:
+        """Delete what is to be; nodes that others were built on go with the last of those."""
+        for session_id in sorted(self._to_erase):
+            try:
+                store.delete_session(session_id)
+            except SessionGone:
+                self._to_erase.discard(session_id)
+
+    # keeping what was said
+
+    async def keep(
+        self,
+        place_of: Callable[[int], Place],
+        session: Session,
+        *,
+        ending: Ending | None,
+        store: bool,
+        parked: bool = True,
+    ) -> Place:
+        """Make where a session stands a place. When this returns it is durable, if it is to be stored at all.
+
+        `place_of(position)` gives the place. With an `ending`, the session stands before the reply, whose canonical
+        tokens the place has beside it; they are read when somebody goes on. Takes the session over in any case.
+        """
+        added = 0 if ending is None else len(ending.prompt) + len(ending.reply)
+        place = place_of(session.position + added)
+        with anyio.CancelScope(shield=True):
+            try:
+                await session.record.flush()
+                if store and self.store is not None:
+                    await self._record(self.store, place, session, ending)
+            except BaseException:
+                await self.end(session, erase=not store)
+                raise
+            if store and self.store is None and not parked:
+                parked = True  # nothing else holds it
+            self.catalogue.add(place.known())
+            if parked:
+                pending = NOTHING if ending is None else np.concatenate([ending.prompt, ending.reply])
+                self._park(_Parked(place, session, store, pending))
+            else:
+                await self.end(session, erase=not store)
+        return place
+
+    async def _record(self, store: Store, place: Place, session: Session, ending: Ending | None) -> None:
+        """Write the place's node, and before it those of an ending."""
+        head_id = session.record.point()
+
+        def work() -> NodeRecord:
+            head = store.node(head_id)
+            facts = dict(head.sampler or {})
+            metadata = place.metadata()
+            if ending is None:
+                nodes = [_node(session, NodeKind.PAUSE, place.position, NOTHING, head_id, facts, metadata, place.id)]
+            else:
+                # No state of the session stands for these tokens, so no prefix of them can be started from.
+                facts |= {"prefix": "", "generated": False}
+                cursor = {CURSOR_KEY: place.cursor.to_json()}
+                start = head.position + len(ending.prompt)
+                begins = _node(session, NodeKind.APPEND, start, ending.prompt, head_id, facts, cursor)
+                facts = facts | {"generated": True}
+                said = _node(
+                    session, NodeKind.GENERATE, place.position, ending.reply, begins.id, facts, metadata, place.id
+                )
+                nodes = [begins, said]
+            for node in nodes:
+                store.record(node)
+            return nodes[-1]
+
+        made = await anyio.to_thread.run_sync(work)
+        if ending is None:
+            session.record.continues((*session.record.nodes(), made), inexact=session.inexact)
+
+    def _park(self, parked: _Parked) -> _Parked:
+        parked.used_s = self._services.now_s()
+        self._parked[parked.place.id] = parked
+        return parked
+
+    # upkeep
+
+    async def tidy(self, *, now_s: float | None = None) -> None:
+        """Forget what was not to be stored, and end what was not used for longest."""
+        now_s = self._services.now_s() if now_s is None else now_s
+        for parked in list(self._parked.values()):
+            if not parked.stored and now_s - parked.used_s >= self._unstored_ttl_s:
+                await self.forget(parked.place.id)
+        by_age = sorted(self._parked.values(), key=lambda one: one.used_s)
+        for parked in by_age[: max(0, len(by_age) - self._keep_hot)]:
+            if parked.stored and self.store is not None:
+                await self._unload(parked)
+            else:
+                await self.forget(parked.place.id)
+
+    async def _unload(self, parked: _Parked) -> None:
+        """End a parked session; its place stays in the store."""
+        if parked.session.doing is None and not parked.lock.statistics().locked:
+            self._parked.pop(parked.place.id, None)
+            await self.end(parked.session)
+
+    async def forget(self, place_id: str) -> None:
+        """Delete a place: it can't be gone on from any more. What others built on it stays theirs."""
+        parked = self._parked.pop(place_id, None)
+        self.catalogue.remove(place_id)
+        if parked is not None:
+            await self.end(parked.session, erase=not parked.stored)
+        store = self.store
+        if store is None or (parked is not None and not parked.stored) or not is_id(place_id):
+            return
+
+        def work() -> None:
+            if store.children(place_id):
+                store.tag(DELETED_TAG + place_id, place_id)
+            else:
+                store.delete(place_id)
+
+        try:
+            await anyio.to_thread.run_sync(work)
+        except SessionGone:
+            log.debug("place %s was not stored", place_id)
+
+    async def close(self) -> None:
+        """Wait until the states of what is parked are stored, and end it."""
+        await self.runtime.settle()
+        while self._parked:
+            _, parked = self._parked.popitem()
+            await self.end(parked.session, erase=not parked.stored)
+
+
+def _node(
+    session: Session,
+    kind: NodeKind,
+    position: int,
+    tokens: Tokens,
+    parent: str,
+    sampler: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+    node_id: str | None = None,
+) -> NodeRecord:
+    return NodeRecord(
+        id=new_id() if node_id is None else node_id,
+        session_id=session.id,
+        kind=kind,
+        position=position,
+        tokens=tokens,
+        parent_id=parent,
+        sampler=dict(sampler),
+        turn=session.turn,
+        label=session.label,
+        namespace=session.namespace,
+        metadata=metadata,
+        inexact=session.inexact,
+    )
+
+
+def _known_position(store: Store, node_id: str) -> int:
+    """Up to where a stored state reaches on the way to a node."""
+    holder = store.nearest_snapshot(node_id)
+    return 0 if holder is None else store.node(holder).position
+
+
+def _places_of(store: Store) -> list[Known]:
+    """Every place of a store, oldest session first."""
+    seen = {tag.removeprefix(DELETED_TAG) for tag in store.tags() if tag.startswith(DELETED_TAG)}
+    found: list[Known] = []
+    for info in store.sessions():
+        for node_id in store.ancestry(info.head_id):
+            if node_id in seen:
+                continue
+            seen.add(node_id)
+            try:
+                place = Place.of(store.node(node_id))
+            except SeraiError as error:
+                log.warning("%s", error)
+                continue
+            if place is not None:
+                found.append(place.known())
+    return found
