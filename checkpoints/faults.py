@@ -33,7 +33,7 @@ from serai.checkpoints.names import new_id
 from serai.checkpoints.nodes import NodeKind, NodeRecord
 from serai.checkpoints.power import Unsynced
 from serai.checkpoints.receiving import import_bundle
-from serai.checkpoints.samples import FINGERPRINT, LAYOUT, same_bits, sample_node, sample_state
+from serai.checkpoints.samples import FINGERPRINT, same_bits, sample_node, sample_state
 from serai.checkpoints.snapshot import Snapshot
 from serai.checkpoints.store import Store
 from serai.checkpoints.transfer import export
@@ -137,14 +137,11 @@ class Scene:
     states: dict[str, Snapshot]
 
 
-SCENE_LAYOUT = replace(LAYOUT, kda_shape=(9, 2, 8, 8), conv_shape=(9, 3, 3, 16))
-
-
 def _state(position: int, seed: int) -> Snapshot:
-    return sample_state(position, seed, SCENE_LAYOUT, smooth=True)
+    return sample_state(position, seed, smooth=True)
 
 
-NEW_STATE = _state(21, 50)
+NEW_STATE = _state(70, 50)
 NEW_NODE_ID = "n" * 26
 
 
@@ -165,7 +162,8 @@ def _record(store: Store, scene: Scene) -> None:
 def _turn(store: Store, scene: Scene) -> None:
     if all(node.id != NEW_NODE_ID for node in _nodes(store, scene)):
         _record(store, scene)
-    later = replace(_state(24, 51), pages=scene.states[scene.child.id].pages[:5] + _state(24, 51).pages[5:])
+    later = _state(73, 51)
+    later = replace(later, pages=scene.states[scene.child.id].pages[:10] + later.pages[10:])
     store.save(NEW_NODE_ID, later, FINGERPRINT, reason="turn")
     store.tag("latest", NEW_NODE_ID)
 
@@ -191,7 +189,7 @@ def _is_kept(store: Store, node_id: str, state: Snapshot) -> bool:
 
 
 WORKS: tuple[Work, ...] = (
-    Work("record", _record, lambda scene: {}, lambda store, scene: store.tokens(NEW_NODE_ID).size == 24),
+    Work("record", _record, lambda scene: {}, lambda store, scene: store.tokens(NEW_NODE_ID).size == 73),
     Work(
         "turn",
         _turn,
@@ -229,11 +227,11 @@ def make_scene(folder: Path) -> Scene:
     """A store with a two-node session, another session that shares pages with it, and a bundle from elsewhere."""
     states: dict[str, Snapshot] = {}
     with Store.open(str(folder / "scene")) as store:
-        first, second = _state(13, 1), _state(21, 2)
-        second = replace(second, pages=first.pages[:3] + second.pages[3:])
-        root = sample_node(13)
-        child = sample_node(8, root)
-        other = sample_node(13)
+        first, second = _state(41, 1), _state(70, 2)
+        second = replace(second, pages=first.pages[:10] + second.pages[10:])
+        root = sample_node(41)
+        child = sample_node(29, root)
+        other = sample_node(41)
         for node, state in ((root, first), (child, second), (other, replace(first, kda=second.kda))):
             store.record(node)
             store.save(node.id, state, FINGERPRINT, reason="turn", packing=Packing.SMALL)
@@ -241,8 +239,8 @@ def make_scene(folder: Path) -> Scene:
         store.tag("latest", child.id)
     sink = io.BytesIO()
     with Store.open(str(folder / "elsewhere")) as store:
-        moved = replace(sample_node(10), session_id=new_id(), kind=NodeKind.MIGRATE)
-        states[moved.id] = _state(10, 9)
+        moved = replace(sample_node(50), session_id=new_id(), kind=NodeKind.MIGRATE)
+        states[moved.id] = _state(50, 9)
         store.record(moved)
         store.save(moved.id, states[moved.id], FINGERPRINT, reason="move")
         export(store, moved.id, sink)

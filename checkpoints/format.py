@@ -7,7 +7,7 @@ A store is a local folder:
     store              a document: the store's own id and format version
     nodes/ID           a document per node: parent, token ids added, sampler, labels (see `nodes.encode`)
     manifests/HASH     a document per snapshot: position, fingerprint, layout, hashes of its parts (see `manifest`)
-    parts/ab/cdef...   a part: one KDA layer's state and conv tails, one page of latents of all MLA layers, the logits
+    parts/ab/cdef...   a part: state and conv tails of some KDA layers, a page of latents of all MLA layers, the logits
     tags/HASH          a document per tag: its node and when it was set
     owners/ID          a document per session that was ever moved or offered: who owns it (see `ownership`)
     tmp/               files being written; emptied when the store is opened
@@ -146,27 +146,26 @@ def part_file_bytes(stored_bytes: int) -> int:
 
 def read_part_header(reader: Reader) -> PartHeader:
     """The verified header of a part whose file has exactly the promised length."""
-    what = reader.what
     if reader.size_bytes < PART_HEADER_BYTES:
-        raise SnapshotCorrupt(
-            what=what, problem=f"its file has {reader.size_bytes} bytes and a header takes {PART_HEADER_BYTES}"
-        )
-    data = bytes(reader.take(PART_HEADER_BYTES))
+        problem = f"its file has {reader.size_bytes} bytes and a header takes {PART_HEADER_BYTES}"
+        raise SnapshotCorrupt(what=reader.what, problem=problem)
+    return unpack_part_header(bytes(reader.take(PART_HEADER_BYTES)), reader.size_bytes, reader.what)
+
+
+def unpack_part_header(data: bytes, file_bytes: int, what: str) -> PartHeader:
+    """The header in `data`, verified as by `read_part_header` for a file of `file_bytes`."""
     magic, version, codec, raw_bytes, stored_bytes, digest, base = _PART.unpack(data[: _PART.size])
     if magic != _PART_MAGIC:
         raise SnapshotCorrupt(what=what, problem="it does not begin like a serai part")
     _check_version(version, what)
     if blake3(data[: _PART.size]).digest(_PART_CHECK_BYTES) != data[_PART.size :]:
         raise SnapshotCorrupt(what=what, problem="its header does not match its own check sum")
-    if reader.size_bytes != part_file_bytes(stored_bytes):
-        raise SnapshotCorrupt(
-            what=what,
-            problem=f"its file has {reader.size_bytes} bytes and {part_file_bytes(stored_bytes)} belong to its payload",
-        )
+    if file_bytes != part_file_bytes(stored_bytes):
+        belong = part_file_bytes(stored_bytes)
+        raise SnapshotCorrupt(what=what, problem=f"its file has {file_bytes} bytes and {belong} belong to its payload")
     if raw_bytes > MAX_PART_BYTES:
-        raise SnapshotCorrupt(
-            what=what, problem=f"it claims to unpack to {raw_bytes} bytes and {MAX_PART_BYTES} are allowed"
-        )
+        problem = f"it claims to unpack to {raw_bytes} bytes and {MAX_PART_BYTES} are allowed"
+        raise SnapshotCorrupt(what=what, problem=problem)
     return PartHeader(codec, raw_bytes, stored_bytes, digest.hex(), base.hex() if any(base) else None)
 
 

@@ -1,5 +1,6 @@
 """The manifest: what ties a snapshot's parts to a node, a position, a model fingerprint and a layout."""
 
+import math
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Final
@@ -32,10 +33,13 @@ class Storage:
 
 LOSSLESS: Final = Storage()
 
+# One file per layer of a small model would cost more in fsyncs than in bytes; K3's layers (6.7 MB) are one a part.
+STATE_PART_BYTES: Final = 1 << 22
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One stored snapshot. `state` has a part hash per KDA layer, `pages` one per latent page; hashes are hex.
+    """One stored snapshot. `state` has a part per group of KDA layers, `pages` one per latent page; as hex hashes.
 
     `chain` is the node's chain: it binds the snapshot to the exact token ids it was computed from.
     """
@@ -67,7 +71,10 @@ class Manifest:
 def part_specs(manifest: Manifest) -> list[tuple[TensorSpec, ...]]:
     """The tensors of each part, in the order of `Manifest.parts`."""
     layout, storage = manifest.layout, manifest.storage
-    specs = [state_specs(layout, storage)] * len(manifest.state)
+    group = layers_per_part(layout)
+    specs = [state_specs(layout, storage, group)] * len(manifest.state)
+    if specs:
+        specs[-1] = state_specs(layout, storage, layout.kda_shape[0] - group * (len(specs) - 1))
     if manifest.pages:
         last_rows = (manifest.position - 1) % layout.page_tokens + 1
         specs += [page_specs(layout, storage, layout.page_tokens)] * (len(manifest.pages) - 1)
@@ -87,11 +94,21 @@ def raw_bytes_of(specs: tuple[TensorSpec, ...]) -> int:
     return len(safetensors_header(specs)) + sum(spec.size_bytes for spec in specs)
 
 
-def state_specs(layout: StateLayout, storage: Storage) -> tuple[TensorSpec, ...]:
-    """The tensors in the part of one KDA layer."""
-    shape = layout.kda_shape[1:]
-    conv = TensorSpec("conv", "F32", layout.conv_shape[1:])
-    return (*_stored(storage.state, "kda", "F32", shape), conv)
+def layers_per_part(layout: StateLayout) -> int:
+    """How many KDA layers share a part: as many as fit into `STATE_PART_BYTES` of float32, but at least one."""
+    layer_bytes = 4 * (math.prod(layout.kda_shape[1:]) + math.prod(layout.conv_shape[1:]))
+    return max(1, STATE_PART_BYTES // max(1, layer_bytes))
+
+
+def state_parts(layout: StateLayout) -> int:
+    """The number of parts that hold KDA state and conv tails."""
+    return -(-layout.kda_shape[0] // layers_per_part(layout))
+
+
+def state_specs(layout: StateLayout, storage: Storage, layers: int) -> tuple[TensorSpec, ...]:
+    """The tensors in a part of so many KDA layers."""
+    conv = TensorSpec("conv", "F32", (layers, *layout.conv_shape[1:]))
+    return (*_stored(storage.state, "kda", "F32", (layers, *layout.kda_shape[1:])), conv)
 
 
 def page_specs(layout: StateLayout, storage: Storage, rows: int) -> tuple[TensorSpec, ...]:
@@ -168,7 +185,7 @@ def decode(body: bytes, what: str) -> Manifest:
         logits=jsonio.optional_text(parts, "logits", what),
     )
     kinds = (
-        state_specs(layout, manifest.storage),
+        state_specs(layout, manifest.storage, min(layers_per_part(layout), layout.kda_shape[0])),
         page_specs(layout, manifest.storage, layout.page_tokens),
         logits_specs(layout),
     )
@@ -178,7 +195,7 @@ def decode(body: bytes, what: str) -> Manifest:
     # there.
     pages = -(-position // layout.page_tokens) if layout.mla_layers else 0
     if (
-        len(manifest.state) != layout.kda_shape[0]
+        len(manifest.state) != state_parts(layout)
         or len(manifest.pages) != pages
         or (manifest.logits is None) != (position == 0)
     ):

@@ -24,9 +24,6 @@ from serai.checkpoints.streams import BLOCK_BYTES, Buffer, Reader
 
 DTYPES: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "I8": np.dtype("i1")}
 
-# A frame of zstd can be this much longer than what is in it; more is not ours.
-_FRAME_OVERHEAD_BYTES: Final = 1024
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Content:
@@ -152,7 +149,7 @@ class PartFiles:
         if codec is Codec.STORED:
             header = self._read_stored(reader, head, len(expected), out)
         else:
-            if head.stored_bytes > size + _FRAME_OVERHEAD_BYTES:
+            if head.stored_bytes > size:
                 raise SnapshotCorrupt(
                     what=reader.what, problem=f"its payload of {head.stored_bytes} bytes is longer than its content"
                 )

@@ -2,14 +2,23 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 from blake3 import blake3
 
 from serai.checkpoints import manifest, nodes
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt, TransferBroken
-from serai.checkpoints.format import MAX_DOCUMENT_BYTES, DocumentKind, TensorSpec, part_file_bytes, unframe_document
-from serai.checkpoints.manifest import Manifest, part_specs, state_specs
+from serai.checkpoints.format import (
+    MAX_DOCUMENT_BYTES,
+    PART_HEADER_BYTES,
+    DocumentKind,
+    PartHeader,
+    TensorSpec,
+    unframe_document,
+    unpack_part_header,
+)
+from serai.checkpoints.manifest import Manifest, part_specs
 from serai.checkpoints.names import is_id
 from serai.checkpoints.nodes import StoredNode, chain_of
 from serai.checkpoints.saving import SavedPart
@@ -137,8 +146,12 @@ class _Arriving:
             raise SnapshotCorrupt(what=what, problem="its name is no id")
         stored = nodes.decode(unframe_document(data, DocumentKind.NODE, what).data, what)
         node = stored.node
-        start, chain = (0, "") if node.parent_id is None else self._end_of(node.parent_id, what)
-        if node.id != name or stored.chain != chain_of(chain, node.tokens) or node.position != start + len(node.tokens):
+        start, before = (0, "") if node.parent_id is None else self._end_of(node.parent_id, what)
+        if (
+            node.id != name
+            or stored.chain != chain_of(before, node.tokens)
+            or node.position != start + len(node.tokens)
+        ):
             raise SnapshotCorrupt(what=what, problem="it does not continue its parent")
         self._nodes[name] = stored
 
@@ -166,12 +179,13 @@ class _Arriving:
         what = f"part {name!r}"
         if not self._manifests or not manifest.is_hash(name):
             raise SnapshotCorrupt(what=what, problem="it belongs to no manifest of the bundle")
-        # A part no manifest names can only be the base of a layer's state.
-        specs = self._specs.get(name) or state_specs(self._manifests[-1].layout, self._manifests[-1].storage)
-        limit = part_file_bytes(manifest.raw_bytes_of(specs))
-        if size_bytes > limit:
-            raise SnapshotCorrupt(what=what, problem=f"it has {size_bytes} bytes and at most {limit} belong to it")
-        pieces = self._bundle.pieces(size_bytes)
+        if size_bytes < PART_HEADER_BYTES:
+            raise SnapshotCorrupt(
+                what=what, problem=f"it has {size_bytes} bytes and a header takes {PART_HEADER_BYTES}"
+            )
+        first = self._bundle.take(PART_HEADER_BYTES)
+        specs = self._specs_of(name, unpack_part_header(first, size_bytes, what), what)
+        pieces = chain([first], self._bundle.pieces(size_bytes - PART_HEADER_BYTES))
         shelf, files = self._store._shelf, self._store._files
         if shelf.found(name, self._pin) is not None:
             for _ in pieces:  # came all the same; passed over
@@ -185,6 +199,16 @@ class _Arriving:
             files.publish(temporary, name)
             self.written.append(name)
             self._adopt(name)
+
+    def _specs_of(self, name: str, head: PartHeader, what: str) -> tuple[TensorSpec, ...]:
+        """The tensors a part must hold. One no manifest names can only be a base, with the tensors of its delta."""
+        found = self._specs.get(name)
+        if found is None:
+            states = {specs for entry in self._manifests for specs in part_specs(entry)[: len(entry.state)]}
+            found = next((specs for specs in states if manifest.raw_bytes_of(specs) == head.raw_bytes), None)
+        if found is None or manifest.raw_bytes_of(found) != head.raw_bytes or head.stored_bytes > head.raw_bytes:
+            raise SnapshotCorrupt(what=what, problem=f"its {head.raw_bytes} bytes belong to no manifest of the bundle")
+        return found
 
     def _adopt(self, name: str) -> SavedPart:
         """Take note of a part whose verified file is in its place."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -17,7 +16,16 @@ from serai.checkpoints.codec import Packing
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
 from serai.checkpoints.format import PartHeader, TensorSpec, part_file_bytes
 from serai.checkpoints.index import Index, PartRow
-from serai.checkpoints.manifest import Manifest, Storage, StoredAs, logits_specs, page_specs, part_bytes, state_specs
+from serai.checkpoints.manifest import (
+    Manifest,
+    Storage,
+    StoredAs,
+    layers_per_part,
+    logits_specs,
+    page_specs,
+    part_bytes,
+    state_specs,
+)
 from serai.checkpoints.parts import DTYPES, Base, PartFiles, content_of
 from serai.checkpoints.quantise import from_stored, to_stored
 from serai.checkpoints.snapshot import PageIdentity, Snapshot, StateLayout
@@ -56,14 +64,15 @@ class Slot:
 def slots_of(snapshot: Snapshot, storage: Storage, bases: Sequence[str] = ()) -> list[Slot]:
     """A snapshot's arrays part by part, in the order of `Manifest.parts`; views, not copies.
 
-    `bases` names a part per KDA layer that the layer's state may be a delta to, or is empty.
+    `bases` names, for each part of KDA state, one that it may be a delta to, or is empty.
     """
     layout = snapshot.layout
-    state = state_specs(layout, storage)
-    slots = [
-        Slot(state, kda, storage.state, (conv,), base=base)
-        for kda, conv, base in zip_longest(snapshot.kda, snapshot.conv, bases[: len(snapshot.kda)])
-    ]
+    group = layers_per_part(layout)
+    slots = []
+    for number, first in enumerate(range(0, layout.kda_shape[0], group)):
+        kda, conv = snapshot.kda[first : first + group], snapshot.conv[first : first + group]
+        base = bases[number] if bases else None
+        slots.append(Slot(state_specs(layout, storage, len(kda)), kda, storage.state, (conv,), base=base))
     for page in snapshot.pages:
         specs = page_specs(layout, storage, page.rows.shape[1])
         slots.append(Slot(specs, page.rows, storage.latents, identity=page.identity))

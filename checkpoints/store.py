@@ -18,7 +18,16 @@ from serai.checkpoints.errors import (
 )
 from serai.checkpoints.format import MAX_PART_BYTES, DocumentKind, frame_document, read_document
 from serai.checkpoints.index import FileKind, NodeRow, SnapshotRow
-from serai.checkpoints.manifest import LOSSLESS, Manifest, Storage, logits_specs, page_specs, state_specs
+from serai.checkpoints.manifest import (
+    LOSSLESS,
+    Manifest,
+    Storage,
+    layers_per_part,
+    logits_specs,
+    page_specs,
+    state_parts,
+    state_specs,
+)
 from serai.checkpoints.reports import Erased, SaveReport, Sizes, SnapshotInfo
 from serai.checkpoints.saving import Allocate, SavedPart
 from serai.checkpoints.snapshot import Fingerprint, Snapshot, new_snapshot
@@ -81,7 +90,7 @@ class Store(Tree):
             _check_part_sizes(snapshot, storage)
             bases = self._bases(row, snapshot, storage) if packing is Packing.SMALL else ()
             saved = self._shelf.put(snapshot, storage, packing, pin, bases)
-            states, pages = snapshot.layout.kda_shape[0], len(snapshot.pages)
+            states, pages = state_parts(snapshot.layout), len(snapshot.pages)
             hashes = tuple(part.row.hash for part in saved)
             entry = Manifest(
                 node_id=row.id,
@@ -308,7 +317,8 @@ class Store(Tree):
 
 def _check_part_sizes(snapshot: Snapshot, storage: Storage) -> None:
     layout = snapshot.layout
-    for specs in (state_specs(layout, storage), page_specs(layout, storage, layout.page_tokens), logits_specs(layout)):
+    state = state_specs(layout, storage, min(layers_per_part(layout), layout.kda_shape[0]))
+    for specs in (state, page_specs(layout, storage, layout.page_tokens), logits_specs(layout)):
         largest = sum(spec.size_bytes for spec in specs)
         if largest > MAX_PART_BYTES:
             raise ValueError(f"a part of this layout takes {largest} bytes and {MAX_PART_BYTES} are allowed: {layout}")

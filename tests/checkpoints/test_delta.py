@@ -1,5 +1,6 @@
 """States kept as the difference to their parent's."""
 
+import io
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -7,16 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serai.checkpoints import NodeRecord, Packing, Snapshot, Store
+from serai.checkpoints import NodeRecord, Packing, Snapshot, StateLayout, Store
 from serai.checkpoints.codec import Codec
 from serai.checkpoints.errors import SnapshotCorrupt
+from serai.checkpoints.receiving import import_bundle
+from serai.checkpoints.transfer import export
 from tests.checkpoints.disks import WaitingDisk, eventually
-from tests.checkpoints.samples import FINGERPRINT, make_node, make_snapshot, same_bits
+from tests.checkpoints.samples import FINGERPRINT, LAYOUT, make_node, make_snapshot, same_bits
+
+TWO_PARTS = replace(LAYOUT, kda_shape=(3, 6, 256, 256), conv_shape=(3, 3, 3, 16))  # two layers and one
 
 
 def step(state: Snapshot, seed: int) -> Snapshot:
     """A state one token later that differs in few numbers, as slowly decaying heads do."""
-    later = make_snapshot(state.position + 1, seed)
+    later = make_snapshot(state.position + 1, seed, state.layout)
     kda = state.kda.copy()
     kda[:, :, seed % 8] += np.float32(0.5)
     return replace(later, kda=kda, conv=state.conv)
@@ -34,8 +39,8 @@ def codecs(store: Store, node: NodeRecord) -> list[Codec]:
     return [Codec(head.codec) for head in heads if head is not None]
 
 
-def chain(store: Store, length: int) -> list[tuple[NodeRecord, Snapshot]]:
-    state = make_snapshot(5)
+def chain(store: Store, length: int, layout: StateLayout = LAYOUT) -> list[tuple[NodeRecord, Snapshot]]:
+    state = make_snapshot(5, layout=layout)
     found = [(save_small(store, state), state)]
     for seed in range(1, length):
         state = step(state, seed)
@@ -113,3 +118,17 @@ def test_a_base_erased_while_its_delta_is_written_is_kept(tmp_path: Path) -> Non
         assert same_bits(store.load(child.id), later)
         store.drop_snapshot(child.id)
         assert store.sizes().parts == 0
+
+
+def test_groups_of_layers_are_parts_of_their_own(tmp_path: Path) -> None:
+    """A part holds as many layers as fit into it; the last may hold fewer, and each is a delta to its like."""
+    with Store.open(str(tmp_path / "s")) as store, Store.open(str(tmp_path / "t")) as other:
+        states = chain(store, 2, TWO_PARTS)
+        for node, state in states:
+            assert len(store._manifest(node.id).state) == 2
+            assert same_bits(store.load(node.id), state)
+        assert codecs(store, states[1][0]) == [Codec.ZSTD_DELTA_4] * 2
+        sink = io.BytesIO()
+        export(store, states[1][0].id, sink)
+        import_bundle(other, io.BytesIO(sink.getvalue()))
+        assert same_bits(other.load(states[1][0].id), states[1][1])

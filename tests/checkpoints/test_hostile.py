@@ -16,7 +16,7 @@ from serai.checkpoints import NodeRecord, Packing, Store, jsonio
 from serai.checkpoints.codec import Codec
 from serai.checkpoints.errors import FormatUnknown, SeraiError, SnapshotCorrupt
 from serai.checkpoints.format import PART_HEADER_BYTES, DocumentKind, PartHeader, frame_document, part_file_bytes
-from tests.checkpoints.samples import FINGERPRINT, LAYOUT, make_node, make_snapshot, same_bits, saved
+from tests.checkpoints.samples import FINGERPRINT, make_node, make_snapshot, same_bits, saved
 
 STATE = make_snapshot(11, smooth=True)
 
@@ -135,8 +135,9 @@ def test_parts_are_safetensors_in_zstd(packed: tuple[Path, NodeRecord]) -> None:
         assert blake3(joined).hexdigest() == part_hash(file)
         found.append(load_safetensors(joined))
     states = [tensors for tensors in found if "kda" in tensors]
-    assert len(states) == LAYOUT.kda_shape[0]
-    assert all(any(np.array_equal(tensors["kda"], layer) for tensors in states) for layer in STATE.kda)
+    assert len(states) == 1
+    assert np.array_equal(states[0]["kda"], STATE.kda)
+    assert np.array_equal(states[0]["conv"], STATE.conv)
     assert sum("latents" in tensors for tensors in found) == 3
 
 
