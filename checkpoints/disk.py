@@ -82,6 +82,26 @@ class Disk:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+class ReadOnlyDisk(Disk):
+    """A disk on which nothing can be changed, whatever the file system would allow."""
+
+    def make_folder(self, name: str, *, parent: int) -> None:
+        raise _read_only()
+
+    def create(self, name: str, *, folder: int, direct: bool = False) -> int:
+        raise _read_only()
+
+    def rename(self, name: str, new_name: str, *, folder: int, new_folder: int) -> None:
+        raise _read_only()
+
+    def unlink(self, name: str, *, folder: int) -> None:
+        raise _read_only()
+
+
+def _read_only() -> OSError:
+    return OSError(errno.EROFS, "it was opened for reading only")
+
+
 def mapped(error: OSError, *, path: str, doing: str) -> StoreFull | StoreFailed:
     """The error of this project that an `OSError` on a store stands for."""
     if error.errno in _FULL:

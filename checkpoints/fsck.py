@@ -12,12 +12,13 @@ from serai.checkpoints.disk import Disk, mapped
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
 from serai.checkpoints.folders import Folder
 from serai.checkpoints.format import DocumentKind, part_file_bytes, read_document
-from serai.checkpoints.index import Index, NodeRow, PartRow, SnapshotRow
+from serai.checkpoints.index import Index
 from serai.checkpoints.manifest import Manifest, part_bytes, part_specs
 from serai.checkpoints.names import is_id
 from serai.checkpoints.nodes import StoredNode, chain_of
 from serai.checkpoints.opening import INDEX_NAME, NEW_INDEX_NAME, OpenFolders, open_folders
 from serai.checkpoints.parts import DTYPES, PartFiles
+from serai.checkpoints.rows import NodeRow, PartRow, SnapshotRow
 from serai.checkpoints.store import Store
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from serai.checkpoints.errors import NodeInUse, SessionGone
 from serai.checkpoints.fsck import remove_unowned
-from serai.checkpoints.index import NodeRow
 from serai.checkpoints.reports import Erased
+from serai.checkpoints.rows import NodeRow
 from serai.checkpoints.store import Store
 
 

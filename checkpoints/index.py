@@ -7,96 +7,15 @@ in between is made good when the store is next opened.
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from enum import Enum
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import fields
 from typing import Any, Final
 
 from serai.checkpoints.disk import Disk
 from serai.checkpoints.errors import StoreInvalid
+from serai.checkpoints.rows import Counts, Erasure, FileKind, NodeRow, PartRow, SnapshotRow
 from serai.checkpoints.schema import INDEX_VERSION, SCHEMA
-
-
-class FileKind(Enum):
-    """The kinds of files a row can stand for."""
-
-    NODE = "node"
-    MANIFEST = "manifest"
-    PART = "part"
-    TAG = "tag"
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRow:
-    """What the index knows of a node (all but its token ids and JSON)."""
-
-    sequence: int
-    id: str
-    session: str
-    parent: str | None
-    kind: str
-    position: int
-    turn: int
-    label: str
-    namespace: str
-    created_s: float
-    inexact: bool
-    chain: str
-    file_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotRow:
-    """What the index knows of a snapshot; `raw_bytes` is its size unpacked, `file_bytes` that of its manifest.
-
-    `set_aside` says why it is kept for inspection but never loaded again.
-    """
-
-    node: str
-    manifest: str
-    position: int
-    raw_bytes: int
-    reason: str
-    lossy: bool
-    created_s: float
-    used_s: float
-    file_bytes: int
-    set_aside: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PartRow:
-    """A part in use by at least one snapshot; `base` is the part it is a delta to, used by the same snapshots.
-
-    `file_bytes` is its size on disk, `damaged` says that its file must be written anew.
-    """
-
-    hash: str
-    raw_bytes: int
-    file_bytes: int
-    base: str | None = None
-    damaged: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Erasure:
-    """A file whose row is gone and that is still to be unlinked."""
-
-    kind: FileKind
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How many there are of each; `unpacked_bytes` is over all parts, each once."""
-
-    sessions: int
-    nodes: int
-    snapshots: int
-    parts: int
-    unpacked_bytes: int
-
 
 _NODE_COLUMNS: Final = (
     "sequence, id, session, parent, kind, position, turn, label, namespace, created_s, inexact, chain, file_bytes"
@@ -109,21 +28,27 @@ _SNAPSHOT_COLUMNS: Final = (
 class Index:
     """The open index. Every method is safe from any thread; several are made one step by holding `lock`."""
 
-    def __init__(self, path: str, *, may_begin: bool, disk: Disk) -> None:
-        """Open the index at `path`, or begin it if that is allowed and nothing is there. `disk` is told of commits."""
+    def __init__(self, path: str, *, may_begin: bool, disk: Disk, read_only: bool = False) -> None:
+        """Open the index at `path`, or begin it if that is allowed and nothing is there.
+
+        `disk` is told of commits. A `read_only` index can be read beside the process that writes to it.
+        """
         self._disk = disk
         self.lock = threading.RLock()
         self._path = path
         try:
             self._sql = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
-            self._prepare(may_begin)
+            if read_only:
+                self._sql.execute("PRAGMA query_only=ON")
+            else:
+                self._sql.execute("PRAGMA journal_mode=WAL")
+                self._sql.execute("PRAGMA synchronous=FULL")
+                self._sql.execute("PRAGMA secure_delete=ON")
+            self._prepare(may_begin and not read_only)
         except sqlite3.DatabaseError as error:
             raise self._unreadable(str(error)) from error
 
     def _prepare(self, may_begin: bool) -> None:
-        self._sql.execute("PRAGMA journal_mode=WAL")
-        self._sql.execute("PRAGMA synchronous=FULL")
-        self._sql.execute("PRAGMA secure_delete=ON")
         self._sql.execute("PRAGMA foreign_keys=ON")
         self._sql.execute("PRAGMA trusted_schema=OFF")
         version = self._sql.execute("PRAGMA user_version").fetchone()[0]
@@ -150,6 +75,11 @@ class Index:
                     self._sql.execute("ROLLBACK")
                 raise
             self._disk.passing("after a commit")
+
+    def note(self, write: Callable[[], None]) -> None:
+        """A transaction of mere notes: a full or read-only disk must not keep anyone from reading, so it may fail."""
+        with suppress(sqlite3.OperationalError), self.change():
+            write()
 
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self.lock:

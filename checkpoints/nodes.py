@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from serai.checkpoints import jsonio
 from serai.checkpoints.errors import SnapshotCorrupt
-from serai.checkpoints.index import NodeRow
 from serai.checkpoints.names import check_id, check_text, new_id
+from serai.checkpoints.rows import NodeRow
 
 MAX_METADATA_BYTES: Final = 1 << 20
 

@@ -38,18 +38,21 @@ class OpenFolders:
     tags: Folder
     owners: Folder
     temporary: Folder
-    lock_fd: int
+    lock_fd: int | None
     is_empty: bool
 
     def close(self) -> None:
         folders = (self.nodes, self.manifests, self.parts, self.tags, self.owners, self.temporary, self.root)
         for folder in folders:
             folder.close()
-        os.close(self.lock_fd)  # and with it the lock
+        if self.lock_fd is not None:
+            os.close(self.lock_fd)  # and with it the lock
 
 
-def open_folders(path: str, disk: Disk, *, create: bool, needs_index: bool = True) -> OpenFolders:
-    """Open the store at `path`, or make one there.
+def open_folders(
+    path: str, disk: Disk, *, create: bool, needs_index: bool = True, read_only: bool = False
+) -> OpenFolders:
+    """Open the store at `path`, or make one there; `read_only` changes nothing and takes no lock.
 
     `StoreInvalid` if the folder is missing, is no store, belongs to someone else or others may write to it; `StoreBusy`
     if another process holds it; `OSError` if the system refuses.
@@ -71,15 +74,17 @@ def open_folders(path: str, disk: Disk, *, create: bool, needs_index: bool = Tru
             raise StoreInvalid(
                 path=path, problem="it is no serai store", remedy="name an empty or new folder to make one"
             )
-        lock_fd = _lock(root, path)
-        undo.callback(os.close, lock_fd)
+        lock_fd = None if read_only else _lock(root, path)
+        if lock_fd is not None:
+            undo.callback(os.close, lock_fd)
         folders = {}
         for name in _FOLDER_NAMES:
-            folders[name] = root.open_child(name, create=True)
+            folders[name] = root.open_child(name, create=not read_only)
             undo.callback(folders[name].close)
-        root.sync()
-        for name in folders["tmp"].names():
-            folders["tmp"].remove(name)
+        if not read_only:
+            root.sync()
+            for name in folders["tmp"].names():
+                folders["tmp"].remove(name)
         store_id = _store_id(root, folders["tmp"])
         is_empty = needs_index and _check_index(root, folders["nodes"], path)
         undo.pop_all()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from serai.checkpoints.codec import Packing
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
 from serai.checkpoints.format import PartHeader, TensorSpec, part_file_bytes
-from serai.checkpoints.index import Index, PartRow
+from serai.checkpoints.index import Index
 from serai.checkpoints.manifest import (
     Manifest,
     Storage,
@@ -28,6 +28,7 @@ from serai.checkpoints.manifest import (
 )
 from serai.checkpoints.parts import DTYPES, Base, PartFiles, content_of
 from serai.checkpoints.quantise import from_stored, to_stored
+from serai.checkpoints.rows import PartRow
 from serai.checkpoints.snapshot import PageIdentity, Snapshot, StateLayout
 
 Allocate = Callable[[StateLayout, int], Snapshot]
@@ -272,8 +273,7 @@ class Shelf:
         try:
             yield
         except (SnapshotCorrupt, FormatUnknown):
-            with self.index.change():
-                self.index.mark_damaged(name)
+            self.index.note(lambda: self.index.mark_damaged(name))
             raise
 
     def _known(self, slot: Slot) -> str | None:

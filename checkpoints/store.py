@@ -7,7 +7,7 @@ from typing import Final
 
 from serai.checkpoints import manifest
 from serai.checkpoints.codec import Packing
-from serai.checkpoints.disk import Disk, mapped
+from serai.checkpoints.disk import Disk, ReadOnlyDisk, mapped
 from serai.checkpoints.errors import (
     FormatUnknown,
     ModelMismatch,
@@ -17,7 +17,6 @@ from serai.checkpoints.errors import (
     SnapshotMissing,
 )
 from serai.checkpoints.format import MAX_PART_BYTES, DocumentKind, frame_document, read_document
-from serai.checkpoints.index import FileKind, NodeRow, SnapshotRow
 from serai.checkpoints.manifest import (
     LOSSLESS,
     Manifest,
@@ -29,6 +28,7 @@ from serai.checkpoints.manifest import (
     state_specs,
 )
 from serai.checkpoints.reports import Erased, SaveReport, Sizes, SnapshotInfo
+from serai.checkpoints.rows import FileKind, NodeRow, SnapshotRow
 from serai.checkpoints.saving import Allocate, SavedPart
 from serai.checkpoints.snapshot import Fingerprint, Snapshot, new_snapshot
 from serai.checkpoints.tree import Tree
@@ -45,6 +45,7 @@ class Store(Tree):
         path: str,
         *,
         create: bool = True,
+        read_only: bool = False,
         disk: Disk | None = None,
         threads: int = DEFAULT_THREADS,
         keep_cached: bool = False,
@@ -57,7 +58,15 @@ class Store(Tree):
         `StoreInvalid` says why the folder cannot be used.
         """
         try:
-            return cls(path, disk=disk or Disk(), create=create, threads=threads, keep_cached=keep_cached, now=now)
+            return cls(
+                path,
+                disk=disk or (ReadOnlyDisk() if read_only else Disk()),
+                create=create and not read_only,
+                read_only=read_only,
+                threads=threads,
+                keep_cached=keep_cached,
+                now=now,
+            )
         except OSError as error:
             raise mapped(error, path=path, doing="opening it") from error
 
@@ -180,8 +189,7 @@ class Store(Tree):
                         pin(name)
                 _check_fingerprint(entry, fingerprint)
                 snapshot = self._shelf.get(entry, allocate)
-            with self._index.change():
-                self._index.touch(node_id, self._now())
+            self._index.note(lambda: self._index.touch(node_id, self._now()))
             self._sweep()
         return snapshot
 

@@ -11,9 +11,10 @@ from typing import Final
 from serai.checkpoints.disk import Disk, mapped
 from serai.checkpoints.errors import SessionGone, StoreClosed, StoreFailed, StoreFull
 from serai.checkpoints.folders import Folder
-from serai.checkpoints.index import FileKind, Index, NodeRow
+from serai.checkpoints.index import Index
 from serai.checkpoints.opening import INDEX_NAME, open_folders
 from serai.checkpoints.parts import PartFiles
+from serai.checkpoints.rows import FileKind, NodeRow
 from serai.checkpoints.saving import Pins, Shelf
 
 
@@ -21,15 +22,26 @@ class StoreFolder:
     """What `Tree` and `Store` stand on: one opened folder, held by this process alone until `close`."""
 
     def __init__(
-        self, path: str, *, disk: Disk, create: bool, threads: int, keep_cached: bool, now: Callable[[], float]
+        self,
+        path: str,
+        *,
+        disk: Disk,
+        create: bool,
+        read_only: bool,
+        threads: int,
+        keep_cached: bool,
+        now: Callable[[], float],
     ) -> None:
+        self._read_only = read_only
         self._now = now
         with ExitStack() as undo:
-            self._folders = open_folders(path, disk, create=create)
+            self._folders = open_folders(path, disk, create=create, read_only=read_only)
             undo.callback(self._folders.close)
             self.location: Final = self._folders.path
             self.id: Final = self._folders.store_id
-            self._index = Index(f"{self.location}/{INDEX_NAME}", may_begin=self._folders.is_empty, disk=disk)
+            self._index = Index(
+                f"{self.location}/{INDEX_NAME}", may_begin=self._folders.is_empty, disk=disk, read_only=read_only
+            )
             undo.callback(self._index.close)
             # Apart, so that a save that hangs on a slow disk does not keep anyone from loading.
             writers = ThreadPoolExecutor(threads, "serai-store-save")
@@ -108,6 +120,8 @@ class StoreFolder:
 
     def _sweep(self) -> None:
         """Unlink, durably, every file whose row is gone and that no running save or load counts on."""
+        if self._read_only:
+            return
         with self._index.lock:
             due = [
                 item

@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
 from serai.checkpoints.folders import Folder
-from serai.checkpoints.index import PartRow
+from serai.checkpoints.rows import PartRow
 from serai.checkpoints.store import Store
 from serai.checkpoints.streams import BUFFER_BYTES
 

@@ -6,10 +6,10 @@ from numpy.typing import NDArray
 from serai.checkpoints import jsonio, nodes
 from serai.checkpoints.errors import SessionGone, SnapshotCorrupt
 from serai.checkpoints.format import DocumentKind, frame_document, read_document
-from serai.checkpoints.index import NodeRow
 from serai.checkpoints.names import check_tag, is_id
 from serai.checkpoints.nodes import NodeRecord, StoredNode, chain_of
 from serai.checkpoints.reports import SessionInfo
+from serai.checkpoints.rows import NodeRow
 from serai.checkpoints.store_folder import StoreFolder
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from serai.checkpoints import Packing, SaveReport, Store
-from serai.checkpoints.errors import StoreBusy, StoreFailed, StoreFull, StoreInvalid
+from serai.checkpoints.errors import SessionGone, SnapshotCorrupt, StoreBusy, StoreFailed, StoreFull, StoreInvalid
 from tests.checkpoints.disks import FailingDisk, ShortDisk, TracingDisk, WaitingDisk, eventually
 from tests.checkpoints.samples import FINGERPRINT, make_node, make_snapshot, same_bits, saved
 
@@ -313,3 +313,44 @@ def test_many_threads_save_and_load_at_once(tmp_path: Path) -> None:
             thread.join()
         assert failures == []
         assert store.sizes().snapshots == 8
+
+
+def test_a_store_is_read_beside_its_writer(tmp_path: Path) -> None:
+    """A second process may look, sees what is committed, and can change nothing."""
+    folder = str(tmp_path / "s")
+    with pytest.raises(StoreInvalid):
+        Store.open(folder, read_only=True)
+    assert list(tmp_path.iterdir()) == []
+    with Store.open(folder) as store:
+        node = saved(store, make_snapshot(5))
+        with Store.open(folder, read_only=True) as reader:
+            assert same_bits(reader.load(node.id, FINGERPRINT), make_snapshot(5))
+            later = saved(store, make_snapshot(8), node)
+            assert same_bits(reader.load(later.id), make_snapshot(8))
+            assert [session.head_id for session in reader.sessions()] == [later.id]
+            before = all_files(tmp_path / "s")
+            for change in (
+                lambda: reader.record(make_node(3)),
+                lambda: reader.save(later.id, make_snapshot(8, seed=2), FINGERPRINT, reason="x"),
+                lambda: reader.delete(later.id),
+                lambda: reader.tag("x", later.id),
+                lambda: reader.set_aside(later.id, "x"),
+            ):
+                with pytest.raises(StoreFailed):
+                    change()
+            assert all_files(tmp_path / "s") == before
+            store.delete(later.id)
+            with pytest.raises(SessionGone):
+                reader.load(later.id)
+    with Store.open(folder, read_only=True) as reader:
+        assert same_bits(reader.load(node.id), make_snapshot(5))
+
+
+def test_damage_is_told_even_when_it_cannot_be_noted(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    with Store.open(str(folder)) as store:
+        node = saved(store, make_snapshot(5))
+    file = next(file for file in (folder / "parts").rglob("*") if file.is_file())
+    file.write_bytes(bytes(file.stat().st_size))
+    with Store.open(str(folder), read_only=True) as reader, pytest.raises(SnapshotCorrupt):
+        reader.load(node.id)
