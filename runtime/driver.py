@@ -29,6 +29,8 @@ class Counters:
     prefilled_tokens: int = 0
     decoded_tokens: int = 0
     reused_tokens: int = 0
+    guessed_tokens: int = 0
+    right_guesses: int = 0
     aborted_steps: int = 0
 
 
@@ -39,12 +41,12 @@ class _Request:
     workflow: str
     state: State
     tokens: NDArray[np.int32]
-    draw: Draw | None
+    draws: tuple[Draw, ...]
     prefill: bool
     reservation: Reservation
     done: anyio.Event = field(default_factory=anyio.Event)
     fed: int = 0
-    drawn: Sampled | None = None
+    drawn: tuple[Sampled, ...] = ()
     error: SeraiError | None = None
     cancelled: bool = False
     draft: Draft | None = None
@@ -61,7 +63,7 @@ class Driver:
         self._thread = thread
         self._pool = pool
         self._admission = admission
-        self._limits = limits
+        self.limits = limits
         self._waiting: dict[int, _Request] = {}
         self._next_key = 0
         self._work = anyio.Event()
@@ -75,15 +77,18 @@ class Driver:
         workflow: str,
         state: State,
         tokens: NDArray[np.int32],
-        draw: Draw | None = None,
+        draws: tuple[Draw, ...] = (),
         *,
         prefill: bool = False,
-    ) -> tuple[State, Sampled | None]:
-        """Feed `tokens` (int32 `[n]`, n may be 0) after `state`, then draw a token when asked to.
+    ) -> tuple[State, tuple[Sampled, ...]]:
+        """Feed `tokens` (int32 `[n]`, n may be 0) after `state`, then draw when asked to.
 
         `state` stays the caller's; the state given back is a new reference the caller owns. On any error, and on
-        cancellation, there is no new state and everything taken meanwhile is given back. `prefill` says only how the
-        tokens are counted.
+        cancellation, there is no new state and everything taken meanwhile is given back. A prompt (`prefill`) may be
+        fed in several steps; everything else is fed in one.
+
+        With several `draws` the last `len(draws) - 1` tokens are guesses (see `Segment`). When one was wrong, fewer
+        tokens come back than draws went in, nothing has been fed, and the state given back is `state` again.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -93,11 +98,11 @@ class Driver:
             going_on=not prefill,
         )
         try:
-            return await self._advance(_Request(workflow, state.retain(), tokens, draw, prefill, reservation))
+            return await self._advance(_Request(workflow, state.retain(), tokens, draws, prefill, reservation))
         finally:
             reservation.close()
 
-    async def _advance(self, request: _Request) -> tuple[State, Sampled | None]:
+    async def _advance(self, request: _Request) -> tuple[State, tuple[Sampled, ...]]:
         # A workflow that was idle isn't repaid for the time it did not ask.
         active = [self._served[other.workflow] for other in self._waiting.values()]
         served = self._served.get(request.workflow, 0.0)
@@ -172,12 +177,12 @@ class Driver:
     def _assemble(self) -> list[Segment]:
         """The next step's segments, in the order of `_in_flight`."""
         ready = [
-            Ready(key, len(request.tokens) - request.fed, self._served[request.workflow])
+            Ready(key, len(request.tokens) - request.fed, self._served[request.workflow], not request.prefill)
             for key, request in self._waiting.items()
         ]
         self._abort = AbortFlag()
         segments: list[Segment] = []
-        for share in plan(ready, self._limits):
+        for share in plan(ready, self.limits):
             request = self._waiting[share.key]
             segments.append(self._segment(request, share))
             self._in_flight[share.key] = request
@@ -190,7 +195,7 @@ class Driver:
             live = self._pool.live_bytes
             request.draft = self._pool.draft(request.state, share.tokens, with_logits=last)
             request.reservation.keep(max(0, request.reservation.bytes - (self._pool.live_bytes - live)))
-        return Segment(request.state, tokens, request.draft, request.draw if last else None)
+        return Segment(request.state, tokens, request.draft, request.draws if last else ())
 
     def _apply(self, key: int, request: _Request, segment: Segment, outcome: SegmentResult) -> None:
         rows = len(segment.tokens)
@@ -198,11 +203,19 @@ class Driver:
         if request.prefill:
             self.counters.prefilled_tokens += rows
         else:
-            self.counters.decoded_tokens += rows
+            right = rows if len(outcome.drawn) == len(segment.draws) else 0
+            self.counters.decoded_tokens += right
+            self.counters.guessed_tokens += segment.guesses
+            self.counters.right_guesses += max(len(outcome.drawn) - 1, 0)
         if request.cancelled or outcome.error is not None:
             self._abandon(request)
             if not request.cancelled:
                 self._end(key, outcome.error)
+            return
+        if len(outcome.drawn) < len(segment.draws):
+            self._abandon(request)
+            request.drawn = outcome.drawn
+            self._end(key, None)
             return
         if request.draft is not None:
             before, request.state = request.state, request.draft.commit()

@@ -108,7 +108,7 @@ def _advance(
     pieces = [min(most, size - start) for size in calls for start in range(0, size, most)]
     for end, rows in zip(accumulate(pieces), pieces, strict=True):
         draft = pool.draft(state, rows, with_logits=True)
-        batch = batch_of([Segment(state, tokens[end - rows : end], draft, None)])
+        batch = batch_of([Segment(state, tokens[end - rows : end], draft)])
         for source, target, copied in draft.copies:
             page_view(pool.layout, target)[:, :copied] = page_view(pool.layout, source)[:, :copied]
         logits[end - rows : end] = _forward(model, replace(batch, logit_rows=np.arange(rows)))

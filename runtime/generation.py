@@ -1,5 +1,6 @@
 """One generation: an asynchronous iterator of the tokens a session draws and reads back."""
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -8,9 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from serai.runtime.errors import OutOfBudget, SeraiError
+from serai.runtime.guessing import Guesser
 from serai.runtime.random import fresh_seed
 from serai.runtime.sampling import Sampled, TokenCounts
 from serai.runtime.sampling_params import SamplingParams
+from serai.runtime.state import State
 from serai.runtime.step import Draw
 from serai.runtime.text_stream import TextStream
 
@@ -74,8 +77,10 @@ class Generation:
         self._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else services.stop_ids)
         self._begun = False
         self._count = 0
-        self._next: Token | None = None
-        self._drawn: Sampled | None = None
+        self._known: deque[Token] = deque()  # drawn, and to be handed out once a step has read them back
+        self._drawn: tuple[Sampled, ...] = ()  # drawn, and not looked at
+        self._batch: deque[Token] = deque()  # read back in one step, and handed out one by one
+        self._after: State | None = None  # the state after the whole batch
         self.finish_reason: FinishReason | None = None
 
     def __aiter__(self) -> "Generation":
@@ -122,6 +127,7 @@ class Generation:
         # tokens are written down with the session's next durable step.
         if self._begun and self.finish_reason is None:
             self.finish_reason = FinishReason.CANCELLED
+            self._forget_batch()
             self._session.unclaim()
 
     def _begin(self) -> None:
@@ -138,52 +144,85 @@ class Generation:
         self._counts = TokenCounts(self._services.vocab_size, ids, generation_start=start)
         self._text = TextStream(self._services.tokenizer, self._params.stop)
         self._text.replay(ids[start:].tolist())
+        # With stop strings a guess could run past the end of the text before anybody looks at it.
+        self._guesser = Guesser(ids) if self._services.policy.guess and not self._params.stop else None
         session.record.generation_begins(self._params.to_record(), timeline)
 
     async def _step(self) -> Token:
-        session, driver = self._session, self._services.driver
-        if self._next is None:
-            if self._drawn is None:
-                await session.record.flush()
-                unchanged, self._drawn = await driver.advance(
-                    session.workflow, await session.hot(), np.zeros(0, np.int32), self._draw_at(session.position)
-                )
-                unchanged.release()
-            self._next = self._look_at(self._drawn)
-        token = self._next
-        draw = None if token.finish_reason is not None else self._draw_at(token.position + 1)
-        ids = np.array([token.id], np.int32)
-        state, drawn = await driver.advance(session.workflow, await session.hot(), ids, draw)
-        session.advanced(state, token.id)
-        self._next, self._drawn = None, drawn
+        while not self._batch:
+            await self._advance()
+        token = self._batch.popleft()
+        if self._batch:
+            self._session.lagged(token.id)
+        else:
+            state, self._after = self._after, None
+            if state is None:
+                raise AssertionError("a batch that was read back has the state after it")
+            self._session.advanced(state, token.id)
         self._count += 1
         if token.finish_reason is not None:
             await self._end(token.finish_reason)
         return token
 
-    def _look_at(self, drawn: Sampled | None) -> Token:
-        """What will be handed out for the drawn token, and whether the generation ends with it."""
-        if drawn is None:
-            raise AssertionError("a step that was asked to draw gives a token or an error")
-        self._counts.push(drawn.token)
-        position = self._session.position
-        text = self._text.push(drawn.token)
-        reason: FinishReason | None = None
-        if drawn.token in self._stop_ids or self._text.stopped:
-            reason = FinishReason.STOP
-        elif self._count + 1 >= self._params.max_tokens or position + 1 >= self._services.max_positions:
-            reason = FinishReason.LENGTH
-        if reason is not None:
-            text += self._text.finish()
-        wanted = self._params.logprobs is not None
-        return Token(
-            drawn.token,
-            text,
-            position,
-            drawn.logprob if wanted else None,
-            drawn.top_logprobs if wanted else None,
-            reason,
-        )
+    async def _advance(self) -> None:
+        """Read back the known tokens, with guesses after them; then a batch is ready, or more is known than before."""
+        session, driver = self._session, self._services.driver
+        if not self._known:
+            if not self._drawn:
+                await session.record.flush()
+                unchanged, self._drawn = await driver.advance(
+                    session.workflow, await session.hot(), np.zeros(0, np.int32), (self._draw_at(session.position),)
+                )
+                unchanged.release()
+            self._look_at(self._drawn)
+        known = list(self._known)
+        last = known[-1]
+        guesses: list[int] = []
+        if last.finish_reason is None and len(known) == 1 and self._guesser is not None:
+            guesses = self._worth_guessing(self._guesser, last.position)
+        ids = [*(token.id for token in known), *guesses]
+        draws: tuple[Draw, ...] = ()
+        if last.finish_reason is None:
+            draws = tuple(self._draw_at(last.position + 1 + index) for index in range(len(guesses) + 1))
+        state, drawn = await driver.advance(session.workflow, await session.hot(), np.array(ids, np.int32), draws)
+        if guesses and self._guesser is not None:
+            self._guesser.was_right(len(drawn) - 1)
+        if len(drawn) == len(draws):
+            self._look_at(drawn[:-1])  # the right guesses were read back as well
+            self._batch, self._known = self._known, deque()
+            self._after, self._drawn = state, drawn[-1:]
+        else:
+            state.release()
+            self._look_at(drawn)
+
+    def _worth_guessing(self, guesser: Guesser, position: int) -> list[int]:
+        """Guesses for the tokens after `position`, none of which ends the generation."""
+        room = self._services.driver.limits.step_rows - 1  # a wrong guess makes one token more known than were guessed
+        left = min(self._params.max_tokens - self._count, self._services.max_positions - position, room) - 1
+        guesses = guesser.guess(left - 1)
+        stops = [index for index, token in enumerate(guesses) if token in self._stop_ids]
+        return guesses[: stops[0]] if stops else guesses
+
+    def _look_at(self, drawn: tuple[Sampled, ...]) -> None:
+        """Make the drawn tokens known: what will be handed out for each, and whether the generation ends with it."""
+        for one in drawn:
+            self._counts.push(one.token)
+            if self._guesser is not None:
+                self._guesser.push(one.token)
+            ahead = len(self._known)
+            position = self._session.position + ahead
+            text = self._text.push(one.token)
+            reason: FinishReason | None = None
+            if one.token in self._stop_ids or self._text.stopped:
+                reason = FinishReason.STOP
+            elif self._count + ahead + 1 >= self._params.max_tokens or position + 1 >= self._services.max_positions:
+                reason = FinishReason.LENGTH
+            if reason is not None:
+                text += self._text.finish()
+            wanted = self._params.logprobs is not None
+            logprob, top = (one.logprob, one.top_logprobs) if wanted else (None, None)
+            self._known.append(Token(one.token, text, position, logprob, top, reason))
+        self._drawn = ()
 
     def _draw_at(self, position: int) -> Draw:
         turn = self._session.timeline.turn
@@ -193,8 +232,16 @@ class Generation:
         banned = tuple(sorted(self._stop_ids)) if generated < self._params.min_tokens else ()
         return Draw(self._params, self._counts, turn.seed, self._session.timeline.branch, position, banned)
 
+    def _forget_batch(self) -> None:
+        """What was read back and not handed out is not part of the session."""
+        self._batch.clear()
+        if self._after is not None:
+            self._after.release()
+            self._after = None
+
     async def _end(self, reason: FinishReason) -> None:
         self.finish_reason = reason
+        self._forget_batch()
         try:
             await self._session.record.flush()
             self._session.turn_ended()

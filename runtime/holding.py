@@ -84,6 +84,11 @@ class Keeper:
         self._prefixes.keep(entry.namespace, entry.digest, state)
         return state
 
+    async def catch_up(self, before: State, ids: list[int]) -> State:
+        """The state after a few more tokens of the same timeline; `before` stays the caller's."""
+        state, _ = await self._driver.advance("", before, np.array(ids, np.int32))
+        return state
+
     async def _replay(self, before: State, timeline: Timeline, workflow: str) -> State:
         missing = timeline.ids(before.position)
         if len(missing) == 0:
@@ -120,6 +125,7 @@ class Holding:
     def __init__(self, keeper: Keeper, state: State | None, position: int) -> None:
         self._keeper = keeper
         self._state = state
+        self._lag: list[int] = []
         self._moving = anyio.Lock()
         self.position = position
 
@@ -129,19 +135,27 @@ class Holding:
 
     @property
     def state(self) -> State | None:
-        """The live state; None while it is cold."""
-        return self._state
+        """The live state; None while it is cold, or behind the tokens that were handed out."""
+        return None if self._lag else self._state
 
     def become(self, state: State) -> None:
         """Hold the next state, given by reference, and let go of the one before."""
         before, self._state = self._state, state
+        self._lag.clear()
         self.position = state.position
         if before is not None:
             before.release()
 
+    def lag(self, token: int) -> None:
+        """The next token is part of what is held, though the state does not hold it yet: `heat` reads it."""
+        self._lag.append(token)
+        self.position += 1
+
     def fork(self) -> "Holding":
         """A second holding of the same state: nothing is copied, and a cold one stays cold."""
-        return Holding(self._keeper, None if self._state is None else self._state.retain(), self.position)
+        other = Holding(self._keeper, None if self._state is None else self._state.retain(), self.position)
+        other._lag = self._lag.copy()
+        return other
 
     async def heat(self, record: Record) -> State:
         """The live state, brought back first if it is cold. The holding keeps it; retain it to keep it longer."""
@@ -151,13 +165,19 @@ class Holding:
                 stored = await self._keeper.find(record.point())
                 self._state = await self._keeper.rebuild(stored)
                 self._keeper.promotions += 1
+                self._lag.clear()
+            if self._lag:
+                before = self._state
+                self._state = await self._keeper.catch_up(before, self._lag)
+                self._lag.clear()
+                before.release()
             return self._state
 
     async def cool(self, record: Record, in_use: Callable[[], bool]) -> bool:
         """Store the state and free its memory; False when somebody came to use it meanwhile, and then it stays."""
         async with self._moving:
             state = self._state
-            if state is None or in_use():
+            if state is None or self._lag or in_use():
                 return False
             await record.save(state, "demote")
             if in_use() or self._state is not state:

@@ -72,6 +72,7 @@ class Saver:
         """Give up what waits to be written, when memory is needed more; whether there was anything."""
         jobs = list(self._jobs.values())
         self._jobs.clear()
+        self._offered.set()
         for job in jobs:
             job.state.release()
         return bool(jobs)

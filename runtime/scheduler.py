@@ -9,12 +9,14 @@ class Ready:
     """A request that could run now.
 
     `tokens` are those it still has to feed (0 when it only draws from logits it already has); `served` is its
-    session's virtual time, in rows; `key` tells requests apart and orders equals by arrival.
+    workflow's virtual time, in rows; `key` tells requests apart and orders equals by arrival. One that is `decoding` is
+    fed whole.
     """
 
     key: int
     tokens: int
     served: float
+    decoding: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Share:
 def plan(ready: Sequence[Ready], limits: Limits) -> tuple[Share, ...]:
     """Share one step among the requests.
 
-    Requests of at most one token (decoding) go first, the least served first; prompts share what is left evenly, so
+    Those that are decoding go first, the least served first; prompts share what is left evenly, so
     that a short one behind a long one is not kept waiting for all of it. Every request that is ready is reached after
     a bounded number of steps, because serving a request raises its virtual time.
     """
@@ -49,13 +51,13 @@ def plan(ready: Sequence[Ready], limits: Limits) -> tuple[Share, ...]:
     rows = limits.step_rows
     decoding = False
     for one in order:
-        if one.tokens <= 1 and rows >= one.tokens:
+        if one.decoding and rows >= one.tokens:
             shares.append(Share(one.key, one.tokens))
             rows -= one.tokens
-            decoding = decoding or one.tokens == 1
+            decoding = decoding or one.tokens > 0
     if decoding:
         rows = min(rows, limits.prefill_rows_beside_decode)
-    prompts = [one for one in order if one.tokens > 1]
+    prompts = [one for one in order if not one.decoding]
     for index, one in enumerate(prompts):
         if rows == 0:
             break

@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 class Policy:
     """What is kept so that nothing is computed twice.
 
-    `reuse` turns it all on. While a long append is read, a state is kept every `snapshot_every` tokens. One is written
+    `reuse` turns the keeping of states on, `guess` the reading ahead of tokens that were read before (the tokens drawn
+    are the same either way). While a long append is read, a state is kept every `snapshot_every` tokens. One is written
     in the background when more than `save_after_tokens` would have to be replayed without it.
     """
 
     reuse: bool = True
+    guess: bool = True
     snapshot_every: int = 20_000
     save_after_tokens: int = 256
 

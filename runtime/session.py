@@ -354,6 +354,13 @@ class Session:
         self._doing = None
         self._used_s = self._services.now_s()
 
+    def lagged(self, token: int) -> None:
+        """As `advanced`, when the state after the token is part of a longer one that is not taken over yet."""
+        self._holding.lag(token)
+        self._timeline.generated(token)
+        self.record.generated(token, self._timeline)
+        self._rate.count(1, self._services.now_s())
+
     def advanced(self, state: State, token: int) -> None:
         """A generation read back the token it had drawn: `state` is the one after it."""
         self._holding.become(state)

@@ -29,15 +29,21 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One session's part of a step: feed `tokens` after `state` into `draft`, then perhaps draw a token.
+    """One session's part of a step: feed `tokens` after `state` into `draft`, then perhaps draw.
 
-    `tokens` is int32 `[n]`. With no tokens there is no draft, and the draw uses the logits kept in `state`.
+    `tokens` is int32 `[n]`. With no tokens there is no draft, and the draw uses the logits kept in `state`. The last
+    `len(draws) - 1` tokens are guesses: the first draw says what should stand in place of the first guess, and so on,
+    for as long as the guesses are right.
     """
 
     state: State
     tokens: NDArray[np.int32]
     draft: Draft | None
-    draw: Draw | None
+    draws: tuple[Draw, ...] = ()
+
+    @property
+    def guesses(self) -> int:
+        return max(len(self.draws) - 1, 0)
 
 
 class AbortFlag:
@@ -66,9 +72,12 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class SegmentResult:
-    """What became of a segment: the token drawn, or the error that ends this session's call and no other's."""
+    """What became of a segment: the tokens drawn, or the error that ends this session's call and no other's.
 
-    drawn: Sampled | None = None
+    One is drawn for each right guess and one more; fewer than were asked for means that the draft holds a wrong guess.
+    """
+
+    drawn: tuple[Sampled, ...] = ()
     error: SeraiError | None = None
 
 

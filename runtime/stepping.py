@@ -39,7 +39,7 @@ class Stepper:
         drafts = [self.pool.draft(state, len(tokens), with_logits=True) for state, tokens in parts]
         wanted = list(draws) or [None] * len(parts)
         segments = tuple(
-            Segment(state, tokens, draft, draw)
+            Segment(state, tokens, draft, () if draw is None else (draw,))
             for (state, tokens), draft, draw in zip(parts, drafts, wanted, strict=True)
         )
         result = self._engine.step(StepPlan(segments, AbortFlag()))
@@ -49,7 +49,7 @@ class Stepper:
         after = [draft.commit() for draft in drafts]
         for state, _ in parts:
             state.release()
-        return after, [outcome.drawn.token for outcome in result.segments if outcome.drawn is not None]
+        return after, [drawn.token for outcome in result.segments for drawn in outcome.drawn]
 
     def run(self, tokens: Tokens, calls: Iterable[int] = (), *, after: State | None = None) -> State:
         """The state after `tokens`, fed in calls of those sizes (by default as few as possible) from `after` or empty.

@@ -33,6 +33,12 @@ class Batch:
         return len(self.tokens)
 
 
+def rows_with_logits(segment: Segment, end: int) -> NDArray[np.int64]:
+    """The rows of a segment, which ends before row `end`, whose logits are wanted: its last, and those before guesses."""
+    wanted = segment.draft is not None and segment.draft.logits is not None
+    return np.arange(end - 1 - segment.guesses, end, dtype=np.int64) if wanted else np.zeros(0, np.int64)
+
+
 def batch_of(segments: Sequence[Segment]) -> Batch:
     """The batch of those segments, each of which has tokens and a draft."""
     drafts = [segment.draft for segment in segments if segment.draft is not None]
@@ -50,7 +56,7 @@ def batch_of(segments: Sequence[Segment]) -> Batch:
         state_out=np.array([draft.fixed.address for draft in drafts], dtype=np.int64),
         page_addr=np.concatenate(pages),
         page_start=page_start,
-        logit_rows=np.array(
-            [end - 1 for end, draft in zip(start[1:], drafts, strict=True) if draft.logits is not None], dtype=np.int64
+        logit_rows=np.concatenate(
+            [rows_with_logits(one, int(end)) for one, end in zip(segments, start[1:], strict=True)]
         ),
     )

@@ -97,9 +97,13 @@ async def test_a_session_that_outgrows_the_budget_ends_its_turn_and_stays() -> N
         await session.append([1] * 20)
         stream = session.generate(SamplingParams(temperature=0, max_tokens=1_000))
         given = []
-        with pytest.raises(OutOfBudget):
+
+        async def read() -> None:
             async for token in stream:
                 given.append(token.id)
+
+        with pytest.raises(OutOfBudget):
+            await read()
         assert stream.finish_reason is FinishReason.BUDGET
         assert session.tokens().tolist() == [1] * 20 + given
         assert given == greedy_by_hand([1] * 20, len(given))

@@ -8,26 +8,39 @@ from serai.runtime.scheduler import Limits, Ready, Share, plan
 LIMITS = Limits(step_rows=16, prefill_rows_beside_decode=4)
 
 
+def prompt(key: int, tokens: int, served: float) -> Ready:
+    return Ready(key, tokens, served, decoding=False)
+
+
+def decoding(key: int, tokens: int, served: float) -> Ready:
+    return Ready(key, tokens, served, decoding=True)
+
+
+def test_guesses_are_fed_whole_or_not_at_all() -> None:
+    ready = [decoding(0, 9, 0.0), decoding(1, 9, 1.0), prompt(2, 50, 0.0)]
+    assert plan(ready, LIMITS) == (Share(0, 9), Share(2, 4))
+
+
 def test_decoding_goes_first_and_prompts_share_a_bounded_rest() -> None:
-    ready = [Ready(0, 100, 0.0), Ready(1, 1, 5.0), Ready(2, 100, 3.0)]
+    ready = [prompt(0, 100, 0.0), decoding(1, 1, 5.0), prompt(2, 100, 3.0)]
     assert plan(ready, LIMITS) == (Share(1, 1), Share(0, 2), Share(2, 2))
 
 
 def test_a_prompt_alone_gets_the_whole_step() -> None:
-    assert plan([Ready(0, 100, 0.0)], LIMITS) == (Share(0, 16),)
+    assert plan([prompt(0, 100, 0.0)], LIMITS) == (Share(0, 16),)
 
 
 def test_a_short_prompt_leaves_its_part_to_the_others() -> None:
-    assert plan([Ready(0, 2, 0.0), Ready(1, 100, 1.0)], LIMITS) == (Share(0, 2), Share(1, 14))
+    assert plan([prompt(0, 2, 0.0), prompt(1, 100, 1.0)], LIMITS) == (Share(0, 2), Share(1, 14))
 
 
 def test_a_draw_without_tokens_takes_no_rows() -> None:
-    ready = [Ready(0, 0, 0.0), Ready(1, 40, 0.0)]
+    ready = [decoding(0, 0, 0.0), prompt(1, 40, 0.0)]
     assert plan(ready, LIMITS) == (Share(0, 0), Share(1, 16))
 
 
 def test_when_more_decode_than_fit_the_least_served_go() -> None:
-    ready = [Ready(key, 1, float(key % 3)) for key in range(24)]
+    ready = [decoding(key, 1, float(key % 3)) for key in range(24)]
     chosen = {share.key for share in plan(ready, LIMITS)}
     assert chosen == {key for key in range(24) if key % 3 < 2}
 
@@ -37,12 +50,13 @@ requests = st.lists(st.tuples(st.integers(0, 40), st.floats(0, 100)), max_size=4
 
 @given(requests)
 def test_a_step_never_holds_more_rows_than_it_may_nor_more_than_was_asked(asked: list[tuple[int, float]]) -> None:
-    ready = [Ready(key, tokens, served) for key, (tokens, served) in enumerate(asked)]
+    ready = [Ready(key, tokens, served, decoding=tokens < 4) for key, (tokens, served) in enumerate(asked)]
     shares = plan(ready, LIMITS)
     assert sum(share.tokens for share in shares) <= LIMITS.step_rows
     assert len({share.key for share in shares}) == len(shares)
     for share in shares:
         assert 0 <= share.tokens <= ready[share.key].tokens
+        assert not ready[share.key].decoding or share.tokens == ready[share.key].tokens
         assert share.tokens > 0 or ready[share.key].tokens == 0
     assert bool(shares) == bool(ready)
 
@@ -54,7 +68,7 @@ def test_every_request_is_finished_within_a_bounded_number_of_steps(lengths: lis
     steps = 0
     while left:
         steps += 1
-        for share in plan([Ready(key, tokens, served[key]) for key, tokens in left.items()], LIMITS):
+        for share in plan([prompt(key, tokens, served[key]) for key, tokens in left.items()], LIMITS):
             served[share.key] += max(share.tokens, 1)
             left[share.key] -= share.tokens
             if left[share.key] == 0:
