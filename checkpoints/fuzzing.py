@@ -22,7 +22,14 @@ from typing import Any, Final
 from serai.checkpoints import jsonio
 from serai.checkpoints.codec import Packing
 from serai.checkpoints.errors import SeraiError
-from serai.checkpoints.format import DOCUMENT_HEADER_BYTES, DocumentKind, frame_document
+from serai.checkpoints.format import (
+    DOCUMENT_HEADER_BYTES,
+    PART_HEADER_BYTES,
+    DocumentKind,
+    PartHeader,
+    frame_document,
+    unpack_part_header,
+)
 from serai.checkpoints.fsck import fsck
 from serai.checkpoints.nodes import NodeRecord
 from serai.checkpoints.receiving import import_bundle
@@ -166,6 +173,10 @@ def run(folder: Path, *, files: int, seed: int = 0) -> FuzzReport:
             name, read = _fuzz_bundle(target, dice)
         elif kind == 1:
             name, read = _fuzz_manifest(target, dice)
+        elif kind == 2:
+            name, read = _fuzz_part_header(target, dice)
+        elif kind == 3:
+            name, read = _fuzz_node(target, dice)
         else:
             name, read = _fuzz_file(target, dice)
         try:
@@ -225,6 +236,52 @@ def _fuzz_manifest(target: _Target, dice: random.Random) -> tuple[str, Callable[
                 (folder / document.hash).unlink()
 
     return f"manifest of {node_id}", read
+
+
+def _fuzz_part_header(target: _Target, dice: random.Random) -> tuple[str, Callable[[], str | None]]:
+    """A part whose header is odd and whose check sum fits."""
+    file = dice.choice([file for file in target.files if file.is_relative_to(target.folder / "parts")])
+    data = file.read_bytes()
+    head = unpack_part_header(data[:PART_HEADER_BYTES], len(data), "a part")
+    names = [other.parent.name + other.name for other in target.files if len(other.parent.name) == 2]
+    sizes = (0, 1, head.raw_bytes, head.stored_bytes, head.raw_bytes + 1, 1 << 20, 1 << 28, 1 << 60)
+    odd = PartHeader(
+        codec=dice.choice((head.codec, 0, 1, 2, 3, 4, 5, 2**32 - 1)),
+        raw_bytes=dice.choice((head.raw_bytes, dice.choice(sizes))),
+        stored_bytes=dice.choice((head.stored_bytes, dice.choice(sizes))),
+        hash=dice.choice((head.hash, dice.choice(names))),
+        base=dice.choice((head.base, head.hash, dice.choice(names), None)),
+    )
+
+    def read() -> str | None:
+        file.write_bytes(odd.pack() + data[PART_HEADER_BYTES:])
+        try:
+            return target.read_all()
+        finally:
+            file.write_bytes(data)
+
+    return f"header of part {file.name}", read
+
+
+def _fuzz_node(target: _Target, dice: random.Random) -> tuple[str, Callable[[], str | None]]:
+    """A node rewritten with odd values under a hash that fits, read from its store and out of a bundle."""
+    file = target.folder / "nodes" / target.last.id
+    data = file.read_bytes()
+    value = jsonio.decode(data[DOCUMENT_HEADER_BYTES:], "a node")
+    body = json.dumps(rewritten(value, dice)).replace("Infinity", "1e999").replace("NaN", "null").encode()
+    document = frame_document(DocumentKind.NODE, body)
+
+    def read() -> str | None:
+        file.write_bytes(document.data)
+        try:
+            sink = io.BytesIO()
+            export(target.store, target.last.id, sink)
+            wrong = target.import_(sink.getvalue())
+            return wrong or target.read_all()
+        finally:
+            file.write_bytes(data)
+
+    return "node", read
 
 
 def _fuzz_bundle(target: _Target, dice: random.Random) -> tuple[str, Callable[[], str | None]]:

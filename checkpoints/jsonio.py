@@ -1,6 +1,7 @@
 """JSON that comes from a disk: decoded strictly, every field checked, every surprise a `SnapshotCorrupt`."""
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -36,6 +37,8 @@ def field(value: Mapping[str, Any], name: str, kind: type[T], what: str) -> T:
     found = value.get(name)
     if kind is float and isinstance(found, int) and not isinstance(found, bool):
         found = float(found) if abs(found) < 2**63 else None
+    if isinstance(found, float) and not math.isfinite(found):  # "1e999" is JSON, and reads as infinity
+        found = None
     if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
         raise SnapshotCorrupt(what=what, problem=f"its field {name!r} is missing or no {kind.__name__}")
     return found
