@@ -85,9 +85,8 @@ async def first(model: str) -> None:
         started = time.perf_counter()
         forks = await reader.fork_many(3)
         took_ms = 1e3 * (time.perf_counter() - started)
-        print(
-            f"3. forked three ways in {took_ms:.2f} ms for {rt.status().budget.live_bytes - before} bytes; three questions:"
-        )
+        more = rt.status().budget.live_bytes - before
+        print(f"3. forked three ways in {took_ms:.2f} ms for {more} bytes of state; three questions:")
         answers = await asyncio.gather(*(ask(fork, question) for fork, question in zip(forks, FACTS, strict=True)))
         for (question, (_, value)), answer in zip(FACTS.items(), answers, strict=True):
             show(question, answer, value)

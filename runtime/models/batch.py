@@ -34,7 +34,7 @@ class Batch:
 
 
 def rows_with_logits(segment: Segment, end: int) -> NDArray[np.int64]:
-    """The rows of a segment, which ends before row `end`, whose logits are wanted: its last, and those before guesses."""
+    """The rows whose logits are wanted of a segment that ends before row `end`: its last, and those before guesses."""
     wanted = segment.draft is not None and segment.draft.logits is not None
     return np.arange(end - 1 - segment.guesses, end, dtype=np.int64) if wanted else np.zeros(0, np.int64)
 

@@ -47,7 +47,7 @@ def test_resume_after_crash(tiny: Path, tmp_path: Path) -> None:
 def test_the_demo(tiny: Path, tmp_path: Path) -> None:
     out = run("demo.py", tiny, cwd=tmp_path)
     assert out.count("0 tokens computed again, every bit equal") == 2
-    assert "for 0 bytes" in out
+    assert "for 0 bytes of state" in out
 
 
 def test_make_tiny_model(tmp_path: Path) -> None:
