@@ -90,7 +90,7 @@ def _work(model: Model) -> list[Line]:
         ),
         line(
             f" {work.demotions:,} sessions moved out, {work.promotions:,} brought back; "
-            f"{work.waiting_calls:,} calls wait for a step, {work.waiting_for_memory:,} for memory"
+            f"calls waiting: {work.waiting_calls:,} for a step, {work.waiting_for_memory:,} for memory"
         ),
         line(f" timers run up to {work.loop_delay_p99_s * 1000:.1f} ms late (99th percentile)"),
     ]

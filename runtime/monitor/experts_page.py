@@ -16,12 +16,13 @@ def experts_page(model: Model, width: int) -> Page:
         return page_of((), (line(Span(" this model's experts are all in memory, or it has none", Tone.DIM)),))
     samples = list(model.history.samples)
     latest = samples[-1] if samples else None
-    now = 1.0 if latest is None or not latest.lookups else latest.hits / latest.lookups
     reading = latest.read_bytes / latest.seconds if latest is not None and latest.seconds > 0 else 0.0
     speed = experts.read_bytes / experts.read_s if experts.read_s > 0 else 0.0
     cells = max(min(width - 34, 60), 1)
     body: list[Line] = [
-        _rate("hit rate now", now, cells),
+        line(f" {fit('hit rate now', 20)}    —    nothing was looked up")
+        if latest is None or not latest.lookups
+        else _rate("hit rate now", latest.hits / latest.lookups, cells),
         _rate("since opening", experts.hit_rate, cells),
         _rate("slots filled of all", experts.slots / experts.experts if experts.experts else 0.0, cells),
         (),

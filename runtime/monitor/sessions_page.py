@@ -121,11 +121,9 @@ def _layout(width: int) -> tuple[list[_Column], int]:
 
 def _row(model: Model, row: Row, columns: list[_Column], name_cells: int) -> Line:
     one = row.status
-    name = f"{row.guide}{one.label or one.id[:8]}"
+    name = f"{row.guide}{'≈' if one.inexact else ''}{one.label or one.id[:8]}"
     if row.hidden:
         name += f" (+{row.hidden})"
-    if one.inexact:
-        name = f"≈{name}"
     spans = [Span(fit(name, name_cells), Tone.NORMAL if one.tier == "hot" else Tone.DIM)]
     for column in columns:
         spans.append(Span(" "))

@@ -57,7 +57,7 @@ def printable(text: str) -> str:
     """The text with every character that could move, hide or reorder others replaced by a visible stand-in.
 
     Control characters become their pictures, other invisible ones (zero width, bidirectional marks, lone surrogates)
-    their number as `\\u200b`; variation selectors, which only change a width, go. Everything else stays as it is.
+    their number as `\\u200b`. Variation selectors, which only change a width, go; every space is a plain one.
     """
     return "".join(map(_shown, text[:LONGEST]))
 
@@ -70,7 +70,10 @@ def _shown(char: str) -> str:
         return _SHOWN_AS[code]
     if 0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF:
         return ""
-    if unicodedata.category(char) in _HIDDEN:
+    category = unicodedata.category(char)
+    if category == "Zs":
+        return " "
+    if category in _HIDDEN:
         return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
     return char
 

@@ -1,0 +1,176 @@
+"""Statuses made by hand, a source that gives them out as told, and the text on the monitor's screen."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+from textual.pilot import Pilot
+
+from serai.runtime.attention_memory import AttentionCost
+from serai.runtime.events import EventKind, SessionEvent
+from serai.runtime.monitor.app import Monitor
+from serai.runtime.monitor.source import Action, ActionRefused, Outcome, SourceUnreachable
+from serai.runtime.status import BudgetStatus, ExpertStatus, SessionStatus, Status, WorkStatus
+
+GB = 1_000_000_000
+TIME = "12:00:00"
+
+
+def session(
+    name: str,
+    *,
+    label: str | None = None,
+    parent: str | None = None,
+    tier: str = "hot",
+    doing: str | None = None,
+    position: int = 1_000,
+    own_bytes: int = 50_000_000,
+    shared_bytes: int = 0,
+    tokens_s: float = 0.0,
+    idle_s: float = 5.0,
+    returns_in_s: float | None = None,
+    namespace: str = "",
+    reused_tokens: int = 0,
+    inexact: bool = False,
+) -> SessionStatus:
+    return SessionStatus(
+        id=name,
+        label=name if label is None else label,
+        namespace=namespace,
+        workflow=parent or name,
+        parent=parent,
+        tier=tier,
+        doing=doing,
+        position=position,
+        turn=2,
+        own_bytes=own_bytes,
+        shared_bytes=shared_bytes,
+        tokens_s=tokens_s,
+        reused_tokens=reused_tokens,
+        idle_s=idle_s,
+        returns_in_s=returns_in_s,
+        inexact=inexact,
+    )
+
+
+FAMILY = (
+    session("reader", doing="generate", position=23_222, own_bytes=229_000_000, tokens_s=11.5, idle_s=0.0),
+    session("planner", parent="reader", shared_bytes=187_000_000, doing="append", tokens_s=240.0, idle_s=0.0),
+    session("tests", parent="reader", shared_bytes=187_000_000, returns_in_s=12.0, reused_tokens=900),
+    session("docs", parent="planner", shared_bytes=187_000_000, idle_s=200.0, inexact=True),
+    session("search", tier="cold", own_bytes=0, position=51_130, idle_s=4_000.0, namespace="team-a"),
+)
+
+EXPERTS = ExpertStatus(slots=2_100, experts=6_656, hits=9_000, misses=1_000, read_bytes=3_500_000_000, read_s=1.4)
+
+
+def status(
+    sessions: Sequence[SessionStatus] = FAMILY,
+    *,
+    now_s: float = 1_000.0,
+    steps: int = 100,
+    live_bytes: int = GB,
+    experts: ExpertStatus | None = EXPERTS,
+    waiting_for_memory: int = 0,
+) -> Status:
+    return Status(
+        model="nano",
+        precision="fast",
+        now_s=now_s,
+        budget=BudgetStatus(16 * GB, 3 * GB, 8 * GB, GB // 2, live_bytes, GB // 4, GB // 8, 0),
+        work=WorkStatus(steps, 5_000, 700, 900, 1, waiting_for_memory, 3, 2, 0.0011),
+        experts=experts,
+        store_bytes=2 * GB,
+        sessions=tuple(sessions),
+    )
+
+
+class Scripted:
+    """A source. Statuses are given out in order, the last one for ever; while `down` says why, nothing answers."""
+
+    name = "scripted"
+
+    def __init__(self, *statuses: Status, events: Sequence[SessionEvent] = (), refusal: str | None = None) -> None:
+        self.statuses = list(statuses) or [status()]
+        self.happens = list(events)
+        self.refusal = refusal
+        self.down: str | None = None
+        self.actions: list[Action] = []
+        self.exported: list[tuple[str, Path]] = []
+        self.closed = False
+
+    async def status(self) -> Status:
+        self._check()
+        return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+
+    async def comparison(self) -> tuple[AttentionCost, ...]:
+        self._check()
+        return (AttentionCost("this model (7 MLA + 20 KDA layers)", 8_064, 41_943_040),)
+
+    async def act(self, action: Action) -> Outcome:
+        self._check()
+        self.actions.append(action)
+        if self.refusal is not None:
+            raise ActionRefused(self.refusal)
+        return Outcome(f"{action.kind.value} done", action.session_id)
+
+    async def export(self, session_id: str, path: Path) -> Outcome:
+        self.exported.append((session_id, path))
+        return Outcome(f"written to {path}", session_id)
+
+    async def events(self) -> AsyncGenerator[SessionEvent, None]:
+        self._check()
+        for event in self.happens:
+            yield event
+
+    async def close(self) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.closed = True
+
+    def _check(self) -> None:
+        if self.down is not None:
+            raise SourceUnreachable(source=self.name, problem=self.down)
+
+
+def event(kind: EventKind, session_id: str, detail: str = "", *, missed: int = 0) -> SessionEvent:
+    return SessionEvent(kind, session_id, 1_000.0, detail, missed)
+
+
+class Clock:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 50.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@asynccontextmanager
+async def watching(
+    source: Scripted, *, size: tuple[int, int] = (80, 24), monotonic: Clock | None = None, light: bool = False
+) -> AsyncIterator[tuple[Monitor, Pilot[None]]]:
+    """The monitor over a source, after its first look; later ones are the test's to ask for."""
+    app = Monitor(source, every_s=None, light=light, clock=lambda: TIME, monotonic=monotonic or Clock())
+    async with app.run_test(size=size) as pilot:
+        await app.poll()
+        await pilot.pause()
+        yield app, pilot
+    assert source.closed
+
+
+async def done(app: Monitor, pilot: Pilot[None]) -> None:
+    """Wait for actions under way, and for what they draw."""
+    await app.workers.wait_for_complete()
+    await pilot.pause()
+
+
+def screen(app: Monitor) -> list[str]:
+    """The lines on the screen, blanks at their ends left out."""
+    return [strip.text.rstrip() for strip in app.screen._compositor.render_strips()]
+
+
+def names_in(folder: Path) -> list[str]:
+    """The files in a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir())

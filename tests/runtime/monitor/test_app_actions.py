@@ -1,0 +1,139 @@
+"""What keys do to sessions: each action, its question, its answer, and its refusal."""
+
+from pathlib import Path
+
+import pytest
+
+from serai.runtime.monitor.source import Action, ActionKind
+from tests.runtime.monitor.scripted import Scripted, done, screen, session, status, watching
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(("key", "kind"), [("f", ActionKind.FORK), ("r", ActionKind.RESUME)])
+async def test_harmless_actions_are_done_at_once(key: str, kind: ActionKind) -> None:
+    source = Scripted()
+    async with watching(source) as (app, pilot):
+        await pilot.press("down", key)
+        await done(app, pilot)
+        assert source.actions == [Action(kind, "planner")]
+        assert f"{kind.value}: {kind.value} done" in screen(app)[-1]
+        assert app.model.log[-1].what == "asked"
+
+
+@pytest.mark.parametrize(("key", "kind"), [("p", ActionKind.PAUSE), ("c", ActionKind.CANCEL), ("d", ActionKind.DELETE)])
+async def test_actions_with_consequences_ask_first_and_take_no_for_an_answer(key: str, kind: ActionKind) -> None:
+    source = Scripted()
+    async with watching(source) as (app, pilot):
+        for answer in ("n", "escape", "enter"):
+            await pilot.press(key)
+            await pilot.pause()
+            assert "“reader”" in "\n".join(screen(app))
+            await pilot.press(answer)
+            await done(app, pilot)
+        assert source.actions == []
+        await pilot.press(key)
+        await pilot.pause()
+        await pilot.press("y")
+        await done(app, pilot)
+        assert source.actions == [Action(kind, "reader")]
+
+
+async def test_the_mouse_can_say_yes() -> None:
+    source = Scripted()
+    async with watching(source) as (app, pilot):
+        await pilot.press("d")
+        await pilot.pause()
+        await pilot.click("#yes")
+        await done(app, pilot)
+        assert source.actions == [Action(ActionKind.DELETE, "reader")]
+
+
+@pytest.mark.parametrize(("key", "kind", "first"), [("t", ActionKind.TAG, ""), ("l", ActionKind.LABEL, "reader")])
+async def test_actions_with_a_text_ask_for_it(key: str, kind: ActionKind, first: str) -> None:
+    source = Scripted()
+    async with watching(source) as (app, pilot):
+        await pilot.press(key)
+        await pilot.pause()
+        await pilot.press(*"[b]", "enter")
+        await done(app, pilot)
+        await pilot.press(key)
+        await pilot.pause()
+        await pilot.press("escape")
+        await done(app, pilot)
+        (action,) = source.actions
+        assert action.kind is kind
+        assert action.value in (f"{first}[b]", "[b]")
+
+
+async def test_exporting_asks_for_a_file_of_this_machine() -> None:
+    source = Scripted()
+    async with watching(source) as (app, pilot):
+        await pilot.press("x")
+        await pilot.pause()
+        await pilot.press("enter")
+        await done(app, pilot)
+        assert source.exported == [("reader", Path("reader.serai"))]
+        assert "export: written to reader.serai" in screen(app)[-1]
+
+
+async def test_any_point_can_be_resumed_by_name() -> None:
+    source = Scripted(status([]))
+    async with watching(source) as (app, pilot):
+        await pilot.press("R")
+        await pilot.pause()
+        await pilot.press(*"v1", "enter")
+        await done(app, pilot)
+        assert source.actions == [Action(ActionKind.RESUME, "v1")]
+
+
+async def test_a_paused_session_stays_in_the_list_and_can_be_resumed() -> None:
+    source = Scripted(status([session("a"), session("b")]), status([session("b")]))
+    async with watching(source) as (app, pilot):
+        await pilot.press("p")
+        await pilot.pause()
+        await pilot.press("y")
+        await done(app, pilot)
+        (row,) = (text for text in screen(app) if text.startswith("▶ a"))
+        assert "paused" in row
+        assert "resumable" in row
+        source.statuses = [status([session("a"), session("b")])]
+        await pilot.press("r")
+        await done(app, pilot)
+        assert source.actions[-1] == Action(ActionKind.RESUME, "a")
+        assert app.model.paused == {}
+
+
+async def test_a_refusal_is_said_and_logged() -> None:
+    source = Scripted(refusal="it wants a key (--key or SERAI_API_KEY)")
+    async with watching(source) as (app, pilot):
+        await pilot.press("f")
+        await done(app, pilot)
+        assert "fork: it wants a key" in screen(app)[-1]
+        assert app.model.log[-1].what == "refused"
+
+
+async def test_an_action_over_a_lost_connection_is_said_too() -> None:
+    source = Scripted()
+    async with watching(source) as (app, pilot):
+        source.down = "connection refused"
+        await pilot.press("f")
+        await done(app, pilot)
+        assert "fork: scripted can't be watched: connection refused" in screen(app)[-1]
+
+
+async def test_an_action_without_a_session_says_what_to_do() -> None:
+    source = Scripted()
+    async with watching(source) as (app, pilot):
+        await pilot.press("4", "f", "t", "x")
+        await done(app, pilot)
+        assert source.actions == []
+        assert "select a session first" in screen(app)[-1]
+
+
+async def test_actions_work_on_the_session_in_detail() -> None:
+    source = Scripted()
+    async with watching(source) as (app, pilot):
+        await pilot.press("down", "down", "enter", "f")
+        await done(app, pilot)
+        assert source.actions == [Action(ActionKind.FORK, "docs")]
