@@ -1,0 +1,134 @@
+"""The whole runtime over a real (tiny, random) model, in both precisions: what the scripted model can't show."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import numpy as np
+import pytest
+
+from serai.checkpoints.snapshot import LatentType
+from serai.kernels import compile as kernels
+from serai.runtime import SamplingParams, Session, open_runtime
+from serai.runtime.bench.tiny import TINY_K3, TINY_LINEAR, write_tiny_model
+from serai.runtime.models.open_model import Precision, find_model, load_model
+from serai.runtime.state import StatePool, fill, kda_view, snapshot_of
+from serai.runtime.stepping import Stepper
+from tests.kernels.naive_model import Model, load
+
+pytestmark = pytest.mark.anyio
+
+PROMPT = np.random.default_rng(1).integers(0, 1000, 200).tolist()
+SAMPLED = SamplingParams(temperature=0.8, seed=7, repetition_penalty=1.2, frequency_penalty=0.3, max_tokens=150)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "k3"
+    write_tiny_model(folder, TINY_K3)
+    return folder
+
+
+def cut_at(count: int, params: SamplingParams = SAMPLED) -> SamplingParams:
+    return SamplingParams.from_record({**params.to_record(), "max_tokens": count})
+
+
+@pytest.mark.parametrize(("precision", "every"), [(Precision.EXACT, 1), (Precision.FAST, 10)])
+async def test_pausing_at_any_boundary_changes_no_token(
+    model: Path, tmp_path: Path, precision: Precision, every: int
+) -> None:
+    """B42, B43: 150 tokens at temperature 0.8 with penalties and a seed; each cut resumes in a runtime opened anew."""
+    points = {}
+    async with open_runtime(model, budget="1GiB", store=tmp_path, precision=precision) as rt:
+        whole = await rt.session()
+        await whole.append(PROMPT)
+        expected = (await whole.generate(SAMPLED).collect()).tokens
+        assert len(expected) == 150
+        walker = await rt.session()
+        await walker.append(PROMPT)
+        for cut in range(0, 150, every):
+            stop_here = await walker.fork()
+            stop_here.timeline.branch = walker.timeline.branch  # the same timeline, stopped at every boundary
+            points[cut] = await stop_here.pause()
+            await walker.generate(cut_at(every)).collect()
+    async with open_runtime(model, budget="1GiB", store=tmp_path, precision=precision) as rt:
+        for cut, point in points.items():
+            session = await rt.resume(point)
+            session.timeline.branch = 0
+            assert session.position == len(PROMPT) + cut
+            few = min(8, 150 - cut)
+            assert (await session.generate(cut_at(few)).collect()).tokens == expected[cut : cut + few]
+            await session.close()
+        assert rt.counters.prefilled_tokens == 0
+
+
+@pytest.mark.parametrize("precision", Precision)
+async def test_any_split_of_a_prompt_and_any_neighbour_gives_the_same_bits(model: Path, precision: Precision) -> None:
+    async with open_runtime(model, budget="1GiB", precision=precision) as rt:
+
+        async def read(namespace: str, cuts: list[int]) -> Session:
+            session = await rt.session(namespace=namespace)
+            for start, end in zip([0, *cuts], [*cuts, len(PROMPT)], strict=True):
+                await session.append(PROMPT[start:end])
+            return session
+
+        whole = await (await read("whole", [])).logits()
+        splits = [[1], [199], [64], [16, 32, 40], list(range(1, 200)), list(range(7, 200, 7))]
+        together: dict[int, Session] = {}
+
+        async def one(index: int, cuts: list[int]) -> None:
+            together[index] = await read(f"split {index}", cuts)
+
+        async with anyio.create_task_group() as tasks:
+            for index, cuts in enumerate(splits):
+                tasks.start_soon(one, index, cuts)
+        for session in together.values():
+            np.testing.assert_array_equal(await session.logits(), whole)
+
+
+async def test_nothing_is_compiled_after_the_runtime_is_ready(model: Path, tmp_path: Path) -> None:
+    """B101: greedy, sampled, several choices, fork, guesses and resume all use what was compiled before."""
+    async with open_runtime(model, budget="1GiB", store=tmp_path) as rt:
+        before = kernels.compilations()
+        session = await rt.session()
+        await session.append(PROMPT)
+        await session.generate(SamplingParams(temperature=0, max_tokens=5)).collect()
+        for child in await session.fork_many(3):
+            await child.generate(cut_at(5)).collect()
+        await session.append(PROMPT[:50] * 3)
+        await session.generate(SamplingParams(temperature=0, max_tokens=20)).collect()
+        point = await session.pause()
+        await (await rt.resume(point)).generate(cut_at(3)).collect()
+        assert kernels.compilations() == before
+
+
+async def test_the_state_is_float32_and_does_not_drift(tmp_path: Path) -> None:
+    """B05: bfloat16 weights, 1,000 steps of one token; the state stays as close to float64 as it was at first."""
+    folder = tmp_path / "model"
+    # Without experts: a route that flips at a near tie would hide the drift that is looked for.
+    write_tiny_model(folder, replace(TINY_LINEAR, layers=4, attention_layers=(4,), experts=0), seed=2)
+    loaded = load_model(find_model(folder), Precision.EXACT, max_rows=8)
+    definition = Model(*load(folder), 1e-6)
+    pool = StatePool(loaded.layout)
+    stepper = Stepper(loaded, pool)
+    tokens = np.random.default_rng(3).integers(0, 1000, 1_000).astype(np.int32)
+    state, errors = pool.empty(), []
+    for start in range(0, 1_000, 100):
+        state = stepper.run(tokens[start : start + 100], [1] * 100, after=state)
+        definition.feed(tokens[start : start + 100])
+        assert state.fixed is not None
+        ours = kda_view(loaded.layout, state.fixed)
+        assert ours.dtype == np.float32
+        wanted = np.stack([definition.kda[layer].matrix for layer in sorted(definition.kda)])
+        errors.append(float(np.linalg.norm(ours - wanted) / np.linalg.norm(wanted)))
+    assert max(errors) < 1e-5
+    assert max(errors[5:]) < 3 * max(errors[:2])
+
+    snapshot = snapshot_of(loaded.layout, state)
+    assert snapshot.kda.dtype == np.float32
+    assert snapshot.layout.latent_type is LatentType.FLOAT32
+    other = StatePool(loaded.layout, poison=True)
+    draft = other.draft(other.empty(), state.position, with_logits=True)
+    fill(draft, loaded.layout, snapshot)
+    assert state.fixed is not None
+    np.testing.assert_array_equal(draft.fixed.array, state.fixed.array)
