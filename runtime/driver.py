@@ -126,6 +126,11 @@ class Driver:
         """Calls that are admitted and not finished."""
         return len(self._waiting)
 
+    @property
+    def is_stepping(self) -> bool:
+        """Whether a step is on the engine thread."""
+        return bool(self._in_flight)
+
     def forget(self, workflow: str) -> None:
         """Drop the virtual time of a workflow that has no session any more."""
         self._served.pop(workflow, None)
@@ -177,7 +182,7 @@ class Driver:
     def _assemble(self) -> list[Segment]:
         """The next step's segments, in the order of `_in_flight`."""
         ready = [
-            Ready(key, len(request.tokens) - request.fed, self._served[request.workflow], not request.prefill)
+            Ready(key, len(request.tokens) - request.fed, self._served.get(request.workflow, 0.0), not request.prefill)
             for key, request in self._waiting.items()
         ]
         self._abort = AbortFlag()

@@ -83,6 +83,11 @@ class Generation:
         self._after: State | None = None  # the state after the whole batch
         self.finish_reason: FinishReason | None = None
 
+    @property
+    def ahead(self) -> State | None:
+        """The state after tokens that were read back together and are handed out one by one."""
+        return self._after
+
     def __aiter__(self) -> "Generation":
         return self
 
@@ -133,6 +138,7 @@ class Generation:
     def _begin(self) -> None:
         session = self._session
         session.claim("generate")
+        self._services.reading.add(self)
         self._begun = True
         timeline = session.timeline
         seed = self._params.seed

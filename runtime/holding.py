@@ -134,6 +134,11 @@ class Holding:
         return Tier.COLD if self._state is None else Tier.HOT
 
     @property
+    def held(self) -> State | None:
+        """What is in memory, up to date or not."""
+        return self._state
+
+    @property
     def state(self) -> State | None:
         """The live state; None while it is cold, or behind the tokens that were handed out."""
         return None if self._lag else self._state

@@ -52,6 +52,10 @@ class Prefixes:
         """Bytes that only kept states hold."""
         return sum(self._pool.held_bytes(one.state)[0] for one in self._entries.values())
 
+    def states(self) -> Iterator[State]:
+        """Every state that is kept in memory."""
+        return (one.state for one in self._entries.values() if one.state is not None)
+
     def keep(self, namespace: str, digest: bytes, state: State, *, owner: str = "") -> Kept:
         """Keep a state in memory; the caller's reference stays the caller's."""
         entry = self._entry(namespace, state.position, digest)

@@ -178,6 +178,15 @@ class Runtime:
         """Learn what the store has that new sessions may start from."""
         await self._services.recall()
 
+    @property
+    def is_working(self) -> bool:
+        """Whether a step is being computed or a snapshot being written in the background at this moment."""
+        return self._services.driver.is_stepping or self._services.saver.is_writing
+
+    def check(self) -> None:
+        """Raise `AssertionError` unless every byte of state in memory has a holder; for when nothing is under way."""
+        self._services.check()
+
     async def settle(self) -> None:
         """Wait until nothing waits to be written in the background."""
         await self._services.saver.settle()
@@ -211,12 +220,19 @@ class Runtime:
 
 @asynccontextmanager
 async def running(runtime: Runtime) -> AsyncIterator[Runtime]:
-    """Drive the runtime's steps for the length of the block, and end its sessions after it."""
+    """Drive the runtime's steps for the length of the block, and end its sessions after it.
+
+    What the block raises comes out as it is, not in a group with the runtime's own tasks.
+    """
+    failure: BaseException | None = None
     await runtime.recall()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(runtime.drive)
         try:
             yield runtime
-        finally:
-            with anyio.CancelScope(shield=True):
-                await runtime.close()
+        except BaseException as error:  # noqa: BLE001  # raised again below, cancellation included
+            failure = error
+        with anyio.CancelScope(shield=True):
+            await runtime.close()
+    if failure is not None:
+        raise failure

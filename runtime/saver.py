@@ -6,6 +6,7 @@ never replaced.
 """
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import anyio
@@ -40,12 +41,22 @@ class Saver:
         self._idle = anyio.Event()
         self._idle.set()
         self._hurry = False
+        self._writing = False
         self.saved = 0
         self.failed = 0
 
     @property
     def waiting(self) -> int:
         return len(self._jobs)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a snapshot is on its way to the store at this moment."""
+        return self._writing
+
+    def states(self) -> Iterator[State]:
+        """The states that wait to be written."""
+        return (job.state for job in self._jobs.values())
 
     async def settle(self) -> None:
         """Wait until everything offered so far has been written, without regard to intervals."""
@@ -104,6 +115,7 @@ class Saver:
             self.let_go()
 
     async def _write(self, job: _Job) -> None:
+        self._writing = True
         try:
             await self._journal.save(job.node, job.state, "background")
         except SeraiError as error:
@@ -115,4 +127,5 @@ class Saver:
             self._written_s[job.node.session_id] = anyio.current_time()
             self._prefixes.stored(job.node.namespace, job.digest, job.node.position, job.node.id)
         finally:
+            self._writing = False
             job.state.release()

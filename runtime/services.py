@@ -1,8 +1,9 @@
 """What every session of one runtime shares."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import anyio
 
@@ -13,16 +14,19 @@ from serai.runtime.errors import BadParameter
 from serai.runtime.events import EventFeed
 from serai.runtime.holding import Keeper
 from serai.runtime.journal import Journal
+from serai.runtime.ledger import check_holders
 from serai.runtime.loop_delay import LoopDelay
 from serai.runtime.prefixes import Prefixes
 from serai.runtime.residency import reclaim
+from serai.runtime.returning import Returning
 from serai.runtime.saver import Saver
 from serai.runtime.scheduler import Limits
-from serai.runtime.state import StatePool
+from serai.runtime.state import State, StatePool
 from serai.runtime.step import StepEngine
 from serai.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from serai.runtime.generation import Generation
     from serai.runtime.session import Session
 
 
@@ -60,7 +64,9 @@ class Services:
     now_s: Callable[[], float] = anyio.current_time
     events: EventFeed = field(default_factory=EventFeed)
     loop_delay: LoopDelay = field(default_factory=LoopDelay)
+    returning: Returning = field(default_factory=Returning)
     live: "dict[str, Session]" = field(default_factory=dict)
+    reading: "WeakSet[Generation]" = field(default_factory=WeakSet)
 
     def need_tokenizer(self) -> Tokenizer:
         """The tokenizer; raises `BadParameter` when the model has none."""
@@ -79,11 +85,25 @@ class Services:
         moved = await reclaim(tuple(self.live.values()), needed_bytes - freed, self.now_s())
         return moved or let_go or freed > 0
 
+    def check(self) -> None:
+        """Hold the budget's ledger against what is held, to the last reference; raises `AssertionError`.
+
+        For moments when no call is under way and nothing is being written: those hold states of their own.
+        """
+        check_holders(self.pool, self._held())
+
+    def _held(self) -> Iterator[State]:
+        yield from (state for session in self.live.values() if (state := session.held) is not None)
+        yield from (state for generation in self.reading if (state := generation.ahead) is not None)
+        yield from self.prefixes.states()
+        yield from self.saver.states()
+
     async def run(self) -> None:
         """What goes on behind the sessions, until it is cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.loop_delay.measure)
             tasks.start_soon(self.saver.run)
+            tasks.start_soon(self.returning.run)
 
     async def recall(self) -> None:
         """Learn which prefixes the store has snapshots of."""

@@ -37,10 +37,6 @@ from serai.runtime.turns import Timeline
 ENCODE_INLINE_CHARACTERS = 2_000
 """Longer texts are tokenised on a worker thread: at about 1 µs a character this bounds what the loop pays to 2 ms."""
 
-RETURN_EARLY_S = 1.0
-"""How long before a tool's expected answer a cold session is brought back: a state of a few hundred megabytes takes
-about as long to read."""
-
 
 @dataclass(frozen=True, slots=True)
 class Appended:
@@ -116,6 +112,11 @@ class Session:
     def tier(self) -> Tier:
         """Where the state is: hot in memory, or cold in the store until it is used again."""
         return self._holding.tier
+
+    @property
+    def held(self) -> State | None:
+        """The state this session holds in memory, if any; it may be behind the tokens that were handed out."""
+        return self._holding.held
 
     @property
     def doing(self) -> str | None:
@@ -429,22 +430,17 @@ class Session:
         if not expected_s >= 0:
             raise BadParameter(f"expected_s is {expected_s!r}, but must be a number of seconds, 0 or more")
         self._returns_at_s = self._services.now_s() + expected_s
+        self._services.returning.expect(self, self._returns_at_s)
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._return_early, expected_s)
-                try:
-                    yield
-                finally:
-                    tasks.cancel_scope.cancel()
+            yield
         finally:
             self._returns_at_s = None
             self._used_s = self._services.now_s()
-        if self.is_open and self._doing is None:
-            with self.use("return"):
-                await self.hot()
+            self._services.returning.forget(self)
+        await self.come_back()
 
-    async def _return_early(self, expected_s: float) -> None:
-        await anyio.sleep(max(0.0, expected_s - RETURN_EARLY_S))
+    async def come_back(self) -> None:
+        """Bring the state into memory if it is cold and nobody is using the session."""
         if self.is_open and self._doing is None and self.tier is Tier.COLD:
             with self.use("return"):
                 await self.hot()
@@ -452,9 +448,10 @@ class Session:
     def _end(self, life: Life) -> None:
         self._life = life
         self._holding.release()
-        self._services.driver.forget(self.workflow)
         self._services.saver.forget(self.id)
         del self._services.live[self.id]
+        if all(other.workflow != self.workflow for other in self._services.live.values()):
+            self._services.driver.forget(self.workflow)
         kind = EventKind.PAUSED if life is Life.PAUSED else EventKind.CLOSED
         self._services.events.tell(kind, self.id, f"at position {self.position}")
 

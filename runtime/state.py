@@ -95,6 +95,11 @@ class PageTable:
         self.addresses: NDArray[np.int64] = np.array([page.address for page in pages], dtype=np.int64)
 
     @property
+    def refs(self) -> int:
+        """How many states hold it."""
+        return self._refs
+
+    @property
     def is_alone(self) -> bool:
         """Whether one state holds it."""
         return self._refs == 1
@@ -140,6 +145,11 @@ class State:
         if self.logits is not None:
             self.logits.release()
         self.table.release()
+
+    @property
+    def refs(self) -> int:
+        """How many hold it."""
+        return self._refs
 
     @property
     def is_alone(self) -> bool:

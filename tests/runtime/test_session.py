@@ -390,3 +390,21 @@ async def test_resuming_what_was_never_stored_says_so(tmp_path: Path) -> None:
         with pytest.raises(BadParameter, match="store"):
             await session.pause()
         assert session.is_open
+
+
+async def test_what_a_block_raises_comes_out_as_it_is(tmp_path: Path) -> None:
+
+    async def block() -> None:
+        async with fake_runtime(store=tmp_path) as rt:
+            session = await rt.session()
+            async with session.waiting_for_tool(expected_s=1):
+                raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        await block()
+    with anyio.CancelScope() as scope:
+        async with fake_runtime() as rt:
+            await rt.session()
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert scope.cancelled_caught
