@@ -183,12 +183,14 @@ async def fitted(service: "Service", request: ResponsesRequest) -> ResponsesRequ
         return replace(request, ask=replace(ask, messages=told + ask.messages, setting=setting))
     place = await service.sessions.place(ask.previous, ask.namespace)
     before, setting = place.setting, ask.setting
-    if setting.effort is not None and setting.effort != (before.effort or setting.effort):
-        raise invalid(
-            "reasoning.effort",
-            f"this conversation was begun with effort {before.effort!r}, which stands before its first message and "
-            "can't be changed; leave it out, or begin a new one",
-        )
+    if setting.effort is not None:
+        begun = service.sessions.format.markup.options(thinking=before.thinking, thinking_effort=before.effort)
+        if setting.effort != begun.thinking_effort:
+            raise invalid(
+                "reasoning.effort",
+                f"this conversation was begun with effort {begun.thinking_effort!r}, which stands before its first "
+                "message and can't be changed; leave it out, or begin a new one",
+            )
     known = [json.dumps(tool, sort_keys=True) for tool in before.tools]
     further = tuple(tool for tool in setting.tools if json.dumps(tool, sort_keys=True) not in known)
     declared = (Message("system", tools=further),) if further else ()

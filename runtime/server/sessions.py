@@ -193,9 +193,20 @@ class Sessions:
         async with parked.lock:
             if len(parked.pending):
                 replayed += len(parked.pending)
-                await parked.session.append(parked.pending, metadata={CURSOR_KEY: place.cursor.to_json()})
-                parked.pending = NOTHING
+                await self._read_pending(parked)
         return await self.branch(parked.session, None), replayed
+
+    async def _read_pending(self, parked: _Parked) -> None:
+        """Read the ending of a place, on a session of its own: the place stays the last node of the one before."""
+        before = parked.session
+        session = await self.branch(before, None)
+        try:
+            await session.append(parked.pending, metadata={CURSOR_KEY: parked.place.cursor.to_json()})
+        except BaseException:
+            await self.end(session, erase=not parked.stored)
+            raise
+        parked.session, parked.pending = session, NOTHING
+        await self.end(before, erase=not parked.stored)
 
     async def _unpark(self, place: Place) -> tuple[_Parked, int]:
         async with self._restoring.setdefault(place.id, anyio.Lock()):

@@ -64,6 +64,8 @@ class ReplyModel:
         self.before_step = before_step
         self.reply = reply
         self.prompts: list[str] = []
+        self._replies: dict[tuple[int, ...], list[int]] = {}
+        self._marks: tuple[int, ...] = ()
         self._opening = self.tokenizer.token_id("<|open|>" if family == K3 else "<|im_middle|>")
 
     def forward(self, batch: Batch) -> Generator[None, None, NDArray[np.float32]]:
@@ -90,11 +92,13 @@ class ReplyModel:
         begins = self._reply_begins(ids)
         if begins is None:
             return logits
-        prompt = self.tokenizer.decode(ids[:begins], control=True)
-        if not self.prompts or self.prompts[-1] != prompt:
+        key = tuple(ids[:begins])
+        if key not in self._replies:
+            prompt = self.tokenizer.decode(key, control=True)
             self.prompts.append(prompt)
-        said = self.reply(prompt)
-        reply = _ids(tags(said) if self.family == K3 else script(said), self.tokenizer)
+            said = self.reply(prompt)
+            self._replies[key] = _ids(tags(said) if self.family == K3 else script(said), self.tokenizer)
+        reply = self._replies[key]
         at = len(ids) - begins
         if at >= len(reply):
             logits[self.tokenizer.token_id("[EOS]")] = CERTAIN
@@ -106,7 +110,7 @@ class ReplyModel:
 
     def _reply_begins(self, ids: list[int]) -> int | None:
         """Where the last generation prompt ends: the assistant's message and the channel after it."""
-        mark = self._mark()
+        mark = self._marks = self._marks or self._mark()
         for end in range(len(ids), len(mark) - 1, -1):
             if ids[end - 1] == mark[-1] and ids[end - len(mark) : end] == list(mark):
                 return end + (self._channel(ids, end) if self.family == K3 else 0)

@@ -1,0 +1,315 @@
+"""What clients do to servers: they leave, stall, send too much, and come in crowds; and what happens to engines."""
+
+import gc
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from serai.runtime.models.batch import Batch
+from serai.runtime.server.errors import RETRY_AFTER_S
+from serai.runtime.server.event_log import EventLog
+from serai.runtime.server.options import ServerOptions
+from tests.runtime.server.client import OPTIONS, Client, serving_model, user
+from tests.runtime.server.replies import ANY, ReplyModel, layout
+from tests.runtime.server.steps import Steps
+
+pytestmark = pytest.mark.anyio
+
+LONG = f"</think><response>{ANY * 3000}</response></message>!"
+SHORT = "</think><response>ok</response></message>!"
+
+
+def asks(text: str, **more: Any) -> dict[str, Any]:
+    return {"messages": [user(text)], **more}
+
+
+async def idle(client: Client) -> None:
+    with anyio.fail_after(10):
+        await client.service.wait_idle()
+    assert client.service.runtime.status().sessions == ()
+    assert client.service.runtime.status().budget.live_bytes == 0
+
+
+@pytest.mark.parametrize("events", [0, 2, 6])
+async def test_a_client_that_leaves_ends_its_work_within_a_step(events: int) -> None:
+    """B80: after two chunks, and before the first token."""
+    steps = Steps()
+    async with serving_model(ReplyModel(lambda prompt: LONG, before_step=steps), limits=steps.limits) as client:
+        exchange = client.start("POST", "/v1/chat/completions", asks("hi", stream=True, max_tokens=10_000))
+        if events:
+            await steps.let(events)
+            await exchange.wait_chunks(1)
+        else:
+            await steps.waits()
+        taken = steps.taken
+        exchange.leave()
+        await exchange.ended.wait()
+        steps.free()
+        await idle(client)
+        assert steps.taken <= taken + 1
+        assert (await client.chat(user("hi"), max_tokens=3))["usage"]["completion_tokens"] == 3
+
+
+async def test_a_client_that_leaves_an_answer_that_is_no_stream_ends_it_too() -> None:
+    """B80"""
+    steps = Steps()
+    async with serving_model(ReplyModel(lambda prompt: LONG, before_step=steps), limits=steps.limits) as client:
+        exchange = client.start("POST", "/v1/chat/completions", asks("hi"))
+        await steps.let(3)
+        exchange.leave()
+        await exchange.ended.wait()
+        steps.free()
+        await idle(client)
+
+
+async def test_who_leaves_while_waiting_is_never_read_and_holds_nobody_up() -> None:
+    """B81"""
+    steps = Steps()
+    model = ReplyModel(lambda prompt: SHORT, before_step=steps)
+    fixed = layout(model.tokenizer.vocab_size)
+    room = fixed.fixed_bytes * 3 + 600 * fixed.token_bytes * 2  # one session at work, and no second one
+    async with serving_model(model, limits=steps.limits, limit_bytes=room) as client:
+        first = client.start("POST", "/v1/chat/completions", asks("one"))
+        await steps.waits()
+        second = client.start("POST", "/v1/chat/completions", asks("two"))
+        third = client.start("POST", "/v1/chat/completions", asks("three"))
+        admission = client.service.runtime._services.admission
+        while admission.waiting < 2:
+            await anyio.lowlevel.checkpoint()
+        second.leave()
+        await second.ended.wait()
+        assert admission.waiting == 1
+        steps.free()
+        assert (await first.body())["choices"][0]["message"]["content"] == "ok"
+        await third.ended.wait()
+        said = "".join(model.prompts)
+        assert ">one<" in said
+        assert ">two<" not in said
+
+
+async def test_a_full_queue_says_when_to_come_back() -> None:
+    options = ServerOptions(
+        early_headers_s=30.0, shutdown_s=1.0, max_active=2, max_active_per_key=1, api_keys=("a", "b")
+    )
+    steps = Steps()
+    model = ReplyModel(lambda prompt: SHORT, before_step=steps)
+    async with serving_model(model, options, limits=steps.limits) as client:
+        first = client.start("POST", "/v1/chat/completions", asks("one"), key="a")
+        await steps.waits()
+        greedy = await client.call("POST", "/v1/chat/completions", asks("two"), key="a")
+        assert (greedy.status, greedy.headers["retry-after"]) == (429, str(RETRY_AFTER_S))
+        second = client.start("POST", "/v1/chat/completions", asks("two", stream=True), key="b")
+        while client.service.active < 2:
+            await anyio.lowlevel.checkpoint()
+        third = await client.call("POST", "/v1/responses", {"input": "x"}, key="b")
+        assert third.json()["error"]["type"] == "rate_limit_error"
+        steps.free()
+        assert (await first.body())["choices"]
+        assert (await second.events())[-1]["choices"]
+
+
+async def test_memory_that_is_promised_away_is_a_429_also_for_a_stream() -> None:
+    model = ReplyModel(lambda prompt: SHORT)
+    fixed = layout(model.tokenizer.vocab_size)
+    async with serving_model(model, limit_bytes=fixed.fixed_bytes * 2) as client:
+        answer = await client.call("POST", "/v1/chat/completions", asks("x" * 400, stream=True))
+        assert answer.status == 429
+        assert "bytes" in answer.json()["error"]["message"]
+
+
+async def test_logits_that_are_no_numbers_end_that_reply_and_no_other() -> None:
+    """B10"""
+
+    class Spoiled(ReplyModel):
+        def _logits(self, ids: list[int]) -> Any:
+            logits = super()._logits(ids)
+            if self.tokenizer.decode(ids, control=True).endswith("bad"):
+                logits[0] = np.nan
+            return logits
+
+    model = Spoiled(lambda prompt: "</think><response>so bad it is</response></message>!" if ">x<" in prompt else SHORT)
+    async with serving_model(model) as client:
+        body = asks("x", stream=True)
+        spoiled, fine = (
+            client.start("POST", "/v1/chat/completions", body),
+            client.start("POST", "/v1/chat/completions", asks("y", stream=True)),
+        )
+        events = await spoiled.events()
+        assert events[-1]["error"]["code"] == "logits_invalid"
+        assert (await fine.events())[-1]["choices"][0]["finish_reason"] == "stop"
+        failed = (await client.stream("/v1/responses", {"input": "x"}))[-1]
+        assert failed["type"] == "response.failed"
+        assert failed["response"]["error"]["code"] == "logits_invalid"
+        whole = await client.call("POST", "/v1/responses", {"input": "x"})
+        assert (whole.status, whole.json()["error"]["code"]) == (500, "logits_invalid")
+
+
+async def test_silence_is_filled_with_comments_and_a_slow_prefill_is_not_cut_short() -> None:
+    """B83"""
+    options = ServerOptions(early_headers_s=0.0, keep_alive_s=0.01, shutdown_s=1.0)
+    steps = Steps()
+    async with serving_model(
+        ReplyModel(lambda prompt: SHORT, before_step=steps), options, limits=steps.limits
+    ) as client:
+        exchange = client.start("POST", "/v1/chat/completions", asks("hi", stream=True))
+        await steps.waits()
+        await exchange.wait_chunks(4)
+        assert set(exchange.chunks[:4]) == {b": keep-alive\n\n"}
+        steps.free()
+        assert (await exchange.events())[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_a_reader_that_stalls_makes_only_its_own_reply_wait() -> None:
+    """B98: what is queued for it stays a few events; others keep pace; then it is let go."""
+    options = ServerOptions(early_headers_s=30.0, slow_reader_s=1.0, shutdown_s=1.0)
+    async with serving_model(ReplyModel(lambda prompt: LONG), options) as client:
+        stalled = client.start("POST", "/v1/chat/completions", asks("hi", stream=True), stalled=True)
+        other = client.start("POST", "/v1/chat/completions", asks("hi", stream=True, max_tokens=300))
+        await other.ended.wait()
+        decoded = client.service.sessions.counters.decoded_tokens
+        assert decoded < 300 + 100, "the stalled one's reply waits"
+        await stalled.ended.wait()
+        assert stalled.chunks == []
+        await idle(client)
+
+
+async def test_the_log_of_events_is_bounded_and_says_what_it_has_let_go() -> None:
+    """B98"""
+    log = EventLog(max_bytes=1_000)
+    for number in range(50_000):
+        log.add({"sequence_number": number})
+    assert log.bytes <= 1_000
+    log.end()
+    with pytest.raises(Exception, match="are not kept any more"):
+        await anext(log.after(10))
+    assert [event["sequence_number"] async for event in log.after(49_997)] == [49_998, 49_999]
+
+
+async def test_a_large_prompt_leaves_the_loop_free() -> None:
+    """B99: a prompt of 1 MB is read, rendered and tokenised off the loop, while health is asked for."""
+    async with serving_model(ReplyModel(lambda prompt: SHORT), max_positions=1_000) as client:
+        large = client.start("POST", "/v1/chat/completions", asks("word " * 200_000))
+        asked = 0
+        slowest_s = 0.0
+        while not large.ended.is_set():
+            began_s = anyio.current_time()
+            assert (await client.call("GET", "/health")).status == 200
+            slowest_s = max(slowest_s, anyio.current_time() - began_s)
+            asked += 1
+            await anyio.sleep(0.002)
+        assert (large.status, large.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert asked > 3
+        assert slowest_s < 0.3, "generous: the machine that runs this may be shared"
+
+
+async def test_a_dead_engine_is_said_at_once_to_everybody(caplog: pytest.LogCaptureFixture) -> None:
+    """B100"""
+    steps = Steps()
+    broken = threading.Event()
+
+    def before(batch: Batch) -> None:
+        steps(batch)
+        if broken.is_set():
+            raise RuntimeError("a kernel broke")
+
+    async with serving_model(ReplyModel(lambda prompt: LONG, before_step=before), limits=steps.limits) as client:
+        stream = client.start("POST", "/v1/chat/completions", asks("hi", stream=True))
+        response = client.start("POST", "/v1/responses", {"input": "hi", "stream": True})
+        await steps.let(3)
+        broken.set()
+        steps.free()
+        with caplog.at_level(logging.ERROR):
+            assert (await stream.events())[-1]["error"]["code"] == "engine_failed"
+            failed = (await response.events())[-1]
+            assert (failed["type"], failed["response"]["error"]["code"]) == ("response.failed", "engine_failed")
+            new = await client.call("POST", "/v1/chat/completions", asks("x"))
+            assert (new.status, new.json()["error"]["code"]) == (503, "engine_failed")
+            health = await client.call("GET", "/health")
+            assert health.status == 503
+            assert "a kernel broke" in health.json()["reason"]
+            client.service.look(0.0)
+            client.service.look(1.0)
+        assert caplog.text.count("RuntimeError: a kernel broke\n") == 1
+
+
+async def test_an_engine_that_hangs_is_noticed() -> None:
+    """B100"""
+    steps = Steps()
+    async with serving_model(ReplyModel(lambda prompt: LONG, before_step=steps), limits=steps.limits) as client:
+        stuck = client.start("POST", "/v1/chat/completions", asks("hi"))
+        await steps.waits()
+        client.service.look(0.0)
+        client.service.look(OPTIONS.stall_s - 1)
+        assert (await client.call("GET", "/health")).status == 200
+        client.service.look(OPTIONS.stall_s)
+        assert (await stuck.body())["error"]["code"] == "engine_stalled"
+        assert (await client.call("GET", "/health")).status == 503
+        assert (await client.call("POST", "/v1/responses", {"input": "x"})).status == 503
+        steps.free()
+        while client.service.sessions.engine_waiting:
+            await anyio.lowlevel.checkpoint()
+        client.service.look(OPTIONS.stall_s + 1)
+        assert (await client.call("GET", "/health")).status == 200
+
+
+async def test_background_work_needs_nobody_to_hold_it() -> None:
+    """B102"""
+    async with serving_model(ReplyModel(lambda prompt: SHORT)) as client:
+        made = await client.post("/v1/responses", {"input": "hi", "background": True})
+        assert made["status"] == "queued"
+        while client.service.active:
+            gc.collect()
+            await anyio.lowlevel.checkpoint()
+        assert (await client.call("GET", f"/v1/responses/{made['id']}")).json()["status"] == "completed"
+
+
+@pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
+async def test_the_engine_can_be_paused(mode: str) -> None:
+    steps = Steps()
+    async with serving_model(ReplyModel(lambda prompt: SHORT, before_step=steps), limits=steps.limits) as client:
+        exchange = client.start("POST", "/v1/chat/completions", asks("hi"))
+        await steps.let(3)
+        pausing = client.start("POST", f"/pause?mode={mode}")
+        if mode == "keep":
+            await pausing.ended.wait()
+        steps.free()
+        await pausing.ended.wait()
+        assert (await client.call("GET", "/is_paused")).json() == {"is_paused": True}
+        if mode == "keep":
+            assert not exchange.ended.is_set()
+        else:
+            assert exchange.ended.is_set()
+            assert (exchange.status, mode) in ((200, "wait"), (503, "abort"))
+        assert (await client.call("POST", "/resume")).status == 200
+        if mode == "keep":
+            assert (await exchange.body())["choices"][0]["message"]["content"] == "ok"
+
+
+async def test_shutting_down_ends_replies_in_order_and_keeps_what_was_said(tmp_path: Path) -> None:
+    options = ServerOptions(early_headers_s=30.0, shutdown_s=0.05)
+    async with serving_model(ReplyModel(lambda prompt: LONG), options, store=tmp_path / "s") as client:
+        exchange = client.start("POST", "/v1/responses", {"input": "hi", "stream": True})
+        await exchange.wait_chunks(10)
+        await client.service.close()
+        assert (await client.call("POST", "/v1/chat/completions", asks("x"))).status == 503
+        last = (await exchange.events())[-1]
+        assert last["type"] == "response.incomplete"
+        id_ = last["response"]["id"]
+    async with serving_model(ReplyModel(lambda prompt: SHORT), store=tmp_path / "s") as client:
+        assert (await client.post("/v1/responses", {"input": "x", "previous_response_id": id_}))[
+            "status"
+        ] == "completed"
+
+
+async def test_bodies_are_bounded_and_must_be_json() -> None:
+    options = ServerOptions(max_request_bytes=1_000, shutdown_s=1.0)
+    async with serving_model(ReplyModel(lambda prompt: SHORT), options) as client:
+        assert (await client.call("POST", "/v1/chat/completions", asks("x" * 1_000))).status == 413
+        for body in (b"", b"[1]", b"{", b'{"messages": NaN}', b"\xff", b"[" * 900):
+            assert (await client.call("POST", "/v1/chat/completions", body)).status == 400
+        assert (await client.call("GET", "/v1/nothing")).json()["error"]["code"] == "unknown_url"
