@@ -7,6 +7,7 @@ umask allows.
 import errno
 import fcntl
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -61,6 +62,10 @@ class Disk:
 
     def write(self, fd: int, data: memoryview) -> int:
         return os.write(fd, data)
+
+    def write_vector(self, fd: int, pieces: Sequence[memoryview]) -> int:
+        """Write several pieces in one call; like `write` it may stop short."""
+        return os.writev(fd, pieces)
 
     def read(self, fd: int, into: memoryview, offset: int) -> int:
         return os.preadv(fd, [into], offset)

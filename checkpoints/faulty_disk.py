@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+from collections.abc import Sequence
 from enum import Enum
 
 from serai.checkpoints.disk import Disk
@@ -71,6 +72,9 @@ class FaultyDisk(Disk):
             os.kill(os.getpid(), signal.SIGKILL)
         self._after(chosen)
         return written
+
+    def write_vector(self, fd: int, pieces: Sequence[memoryview]) -> int:
+        return self.write(fd, next(piece for piece in pieces if piece.nbytes))
 
     def fsync(self, fd: int) -> None:
         chosen = self._before("fsync")

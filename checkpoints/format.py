@@ -35,10 +35,11 @@ blocks can be written past the page cache).
     96 24  zero
     120 8  the first 8 bytes of the BLAKE3 of bytes 0..119
 
-The raw bytes are a complete safetensors file with its tensors in the order given by the manifest's layout and its
-header padded with spaces to a multiple of 8. A part's name depends on its content alone, so a part may be stored anew
-with another codec without touching a manifest. Since a reader knows from the manifest which tensors a part must hold,
-it compares the safetensors header with the one it expects and parses nothing.
+The raw bytes are a complete safetensors file with its tensors in the order given by the manifest's layout. Its header
+is padded with spaces to a multiple of 8, and if the tensors have 262,144 bytes or more, until they begin at a multiple
+of 4,096 in the file of a part of codec 0. A part's name depends on its content alone, so a part may be stored anew with
+another codec without touching a manifest. Since a reader knows from the manifest which tensors a part must hold, it
+compares the safetensors header with the one it expects and parses nothing.
 
 **Upgrades**: a reader accepts every version up to its own and refuses later ones by number. Any change a version-1
 reader would misread takes a new version; a writer always writes the newest. Unknown codecs, kinds and storage types are
@@ -55,7 +56,7 @@ from typing import Final
 from blake3 import blake3
 
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
-from serai.checkpoints.streams import BLOCK_BYTES, Reader
+from serai.checkpoints.streams import BLOCK_BYTES, DIRECT_FROM_BYTES, Reader
 
 FORMAT_VERSION: Final = 1
 HASH_BYTES: Final = 32
@@ -195,7 +196,10 @@ class TensorSpec:
 
 
 def safetensors_header(specs: Sequence[TensorSpec]) -> bytes:
-    """The beginning of a safetensors file that holds `specs` in this order: 8 bytes of length, then padded JSON."""
+    """The beginning of a safetensors file that holds `specs` in this order: 8 bytes of length, then padded JSON.
+
+    Large tensors begin on a block of the part's file, so that they can go between disk and memory without a copy.
+    """
     entries: dict[str, dict[str, object]] = {}
     offset = 0
     for spec in specs:
@@ -207,4 +211,6 @@ def safetensors_header(specs: Sequence[TensorSpec]) -> bytes:
         offset += spec.size_bytes
     text = json.dumps(entries, separators=(",", ":")).encode("ascii")
     text += b" " * (-len(text) % 8)
+    if offset >= DIRECT_FROM_BYTES:
+        text += b" " * (-(PART_HEADER_BYTES + 8 + len(text)) % BLOCK_BYTES)
     return len(text).to_bytes(8, "little") + text

@@ -10,6 +10,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from serai.checkpoints.streams import aligned_empty
+
 CONV_PROJECTIONS: Final = 3  # q, k and v each have a short convolution
 
 
@@ -156,16 +158,16 @@ def new_snapshot(layout: StateLayout, position: int) -> Snapshot:
     return Snapshot(
         position=position,
         layout=layout,
-        kda=np.empty(layout.kda_shape, np.float32),
-        conv=np.empty(layout.conv_shape, np.float32),
+        kda=aligned_empty(layout.kda_shape, np.dtype("<f4")),
+        conv=aligned_empty(layout.conv_shape, np.dtype("<f4")),
         pages=tuple(
             LatentPage(
-                np.empty((layout.mla_layers, rows, layout.latent_width), layout.latent_type.dtype),
+                aligned_empty((layout.mla_layers, rows, layout.latent_width), layout.latent_type.dtype),
                 PageIdentity() if rows == layout.page_tokens else None,
             )
             for rows in layout.page_rows(position)
         ),
-        logits=None if position == 0 else np.empty(layout.vocab, np.float32),
+        logits=None if position == 0 else aligned_empty((layout.vocab,), np.dtype("<f4")),
     )
 
 

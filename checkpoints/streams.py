@@ -6,11 +6,12 @@ transfer that stopped in the middle of a block, does not allow it, the rest goes
 """
 
 import errno
+import math
 import mmap
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +58,9 @@ def write_pieces(disk: Disk, fd: int, pieces: Iterable[Buffer], *, direct: bool)
         filled = 0
         for piece in pieces:
             rest = np.frombuffer(piece, np.uint8) if memoryview(piece).nbytes else buffer[:0]
+            if filled % BLOCK_BYTES == 0 and (whole := _whole_blocks(rest)):
+                _write_vector(disk, fd, [buffer[:filled].data, rest[:whole].data])
+                filled, rest = 0, rest[whole:]
             while rest.size:
                 count = min(buffer.size - filled, rest.size)
                 buffer[filled : filled + count] = rest[:count]
@@ -68,6 +72,27 @@ def write_pieces(disk: Disk, fd: int, pieces: Iterable[Buffer], *, direct: bool)
         if filled % BLOCK_BYTES:
             raise ValueError(f"a direct write ends {filled % BLOCK_BYTES} bytes into a block")
         _write_all(disk, fd, buffer[:filled].data)
+
+
+def _whole_blocks(memory: NDArray[np.uint8]) -> int:
+    """How many bytes of `memory` a direct transfer can take as they lie: whole blocks, if it begins on one."""
+    return 0 if memory.ctypes.data % BLOCK_BYTES else memory.size // BLOCK_BYTES * BLOCK_BYTES
+
+
+def _write_vector(disk: Disk, fd: int, pieces: list[memoryview]) -> None:
+    """Write all pieces, in one call if the disk does so, else what is left of them one after the other."""
+    try:
+        done = disk.write_vector(fd, pieces)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not disk.use_page_cache(fd):
+            raise
+        done = 0
+    if done % BLOCK_BYTES:
+        disk.use_page_cache(fd)
+    for piece in pieces:
+        skipped = min(done, piece.nbytes)
+        done -= skipped
+        _write_all(disk, fd, piece[skipped:])
 
 
 def _write_all(disk: Disk, fd: int, data: memoryview) -> None:
@@ -109,15 +134,26 @@ class Reader:
             return
         while out.size:
             if self._start == self._end:
-                # Whole blocks until the file's end, at which a direct read stops short by itself.
-                wanted = min(self._buffer.size, self.size_bytes - self._offset)
-                self._start, self._end = 0, wanted
-                blocks = -(-wanted // BLOCK_BYTES) * BLOCK_BYTES
-                self._read_at_least(self._buffer[:blocks], max(wanted, 1))
+                whole = _whole_blocks(out) if self._offset and self._offset % BLOCK_BYTES == 0 else 0
+                if whole:
+                    self._read_at_least(out[:whole], whole)
+                    out = out[whole:]
+                    continue
+                self._refill()
             count = min(out.size, self._end - self._start)
             out[:count] = self._buffer[self._start : self._start + count]
             self._start += count
             out = out[count:]
+
+    def _refill(self) -> None:
+        """Read the next blocks into the buffer: of a large file one at first, so that what follows needs no copy."""
+        assert self._buffer is not None
+        most = BLOCK_BYTES if self._offset == 0 and self.size_bytes >= DIRECT_FROM_BYTES else self._buffer.size
+        # Whole blocks until the file's end, at which a direct read stops short by itself.
+        wanted = min(most, self.size_bytes - self._offset)
+        self._start, self._end = 0, wanted
+        blocks = -(-wanted // BLOCK_BYTES) * BLOCK_BYTES
+        self._read_at_least(self._buffer[:blocks], max(wanted, 1))
 
     def limit_buffer(self, count: int) -> None:
         """Read at most `count` bytes, a whole number of blocks, at a time."""
@@ -140,3 +176,11 @@ class Reader:
                 self._disk.use_page_cache(self._fd)
             done += got
             self._offset += got
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An uninitialised array that begins on a block, so that the store need not copy it: the best home for a state."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + BLOCK_BYTES, np.uint8)
+    start = -memory.ctypes.data % BLOCK_BYTES
+    return memory[start : start + size].view(dtype).reshape(shape)

@@ -3,12 +3,19 @@
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from serai.checkpoints.disk import Disk
 
 
-class TracingDisk(Disk):
+class ScalarDisk(Disk):
+    """Writes one piece of several at a time, so that a subclass need override `write` alone."""
+
+    def write_vector(self, fd: int, pieces: Sequence[memoryview]) -> int:
+        return self.write(fd, next(piece for piece in pieces if piece.nbytes))
+
+
+class TracingDisk(ScalarDisk):
     """Notes every call that changes the disk, by name."""
 
     def __init__(self) -> None:
@@ -36,7 +43,7 @@ class TracingDisk(Disk):
         super().rename(name, new_name, folder=folder, new_folder=new_folder)
 
 
-class ShortDisk(Disk):
+class ShortDisk(ScalarDisk):
     """Writes and reads at most `most_bytes` at a time."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -49,7 +56,7 @@ class ShortDisk(Disk):
         return super().read(fd, into[: self.most_bytes], offset)
 
 
-class FailingDisk(Disk):
+class FailingDisk(ScalarDisk):
     """Raises `OSError(code)` in `call` while `broken` is set, from the n-th such call on."""
 
     def __init__(self, call: str, code: int = errno.ENOSPC, *, after: int = 0) -> None:
@@ -85,7 +92,7 @@ class FailingDisk(Disk):
         super().rename(name, new_name, folder=folder, new_folder=new_folder)
 
 
-class WaitingDisk(Disk):
+class WaitingDisk(ScalarDisk):
     """While armed, makes `skip` files and stops before the next until `go` is set; `reached` says that it got there."""
 
     def __init__(self, skip: int = 0) -> None:

@@ -3,15 +3,20 @@
 import ctypes
 import errno
 import mmap
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from serai.checkpoints import Snapshot, StateLayout, Store
+from serai.checkpoints import LOSSLESS, Snapshot, StateLayout, Store
 from serai.checkpoints.disk import Disk
+from serai.checkpoints.format import PART_HEADER_BYTES, safetensors_header
+from serai.checkpoints.manifest import logits_specs, page_specs, state_specs
+from serai.checkpoints.snapshot import new_snapshot
 from serai.checkpoints.streams import BLOCK_BYTES, BUFFER_BYTES, aligned_buffer
-from tests.checkpoints.disks import ShortDisk
+from tests.checkpoints.disks import ScalarDisk, ShortDisk
 from tests.checkpoints.samples import FINGERPRINT, LAYOUT, make_node, make_snapshot, same_bits
 
 BIG = StateLayout(
@@ -33,7 +38,7 @@ def save_and_load(folder: Path, state: Snapshot, disk: Disk) -> None:
         assert same_bits(store.load(node.id), state)
 
 
-class StoppingDisk(Disk):
+class StoppingDisk(ScalarDisk):
     """Stops its first transfers of a file in the middle of a block."""
 
     def write(self, fd: int, data: memoryview) -> int:
@@ -51,6 +56,10 @@ class RefusingDisk(Disk):
     def write(self, fd: int, data: memoryview) -> int:
         self._refuse(fd)
         return super().write(fd, data)
+
+    def write_vector(self, fd: int, pieces: Sequence[memoryview]) -> int:
+        self._refuse(fd)
+        return super().write_vector(fd, pieces)
 
     def read(self, fd: int, into: memoryview, offset: int) -> int:
         self._refuse(fd)
@@ -71,6 +80,30 @@ def test_states_larger_than_a_buffer_go_past_the_cache_or_through_it(disk_path: 
     save_and_load(disk_path, make_snapshot(5000, layout=BIG), disk)
     if isinstance(disk, RefusingDisk):
         assert disk.refused > 0
+
+
+def aligned(state: Snapshot) -> Snapshot:
+    """The same state in memory that begins on blocks."""
+    copy = new_snapshot(state.layout, state.position)
+    pairs = [(copy.kda, state.kda), (copy.conv, state.conv)]
+    pairs += [(mine.rows, theirs.rows) for mine, theirs in zip(copy.pages, state.pages, strict=True)]
+    for mine, theirs in pairs:
+        assert mine.ctypes.data % BLOCK_BYTES == 0
+        mine[:] = theirs
+    return replace(copy, logits=state.logits)
+
+
+@pytest.mark.parametrize("disk", DISKS, ids=lambda disk: type(disk).__name__)
+@pytest.mark.parametrize("position", [2048, 5000])
+def test_aligned_states_need_no_copy_and_are_stored_alike(disk_path: Path, disk: Disk, position: int) -> None:
+    state = make_snapshot(position, layout=BIG)
+    save_and_load(disk_path, aligned(state), disk)
+    save_and_load(disk_path / "other", state, disk)
+    files = [
+        {file.relative_to(folder): file.read_bytes() for file in (folder / "s" / "parts").rglob("*") if file.is_file()}
+        for folder in (disk_path, disk_path / "other")
+    ]
+    assert files[0] == files[1]
 
 
 def test_many_lengths_round_trip(disk_path: Path) -> None:
@@ -123,3 +156,9 @@ def test_buffers_are_aligned_and_used_again() -> None:
         addresses = {first.ctypes.data, second.ctypes.data}
     with aligned_buffer() as third:
         assert third.ctypes.data in addresses
+
+
+def test_large_tensors_begin_on_a_block_of_their_file() -> None:
+    for specs in (state_specs(BIG, LOSSLESS, 2), page_specs(BIG, LOSSLESS, 2048), logits_specs(BIG)):
+        assert (PART_HEADER_BYTES + len(safetensors_header(specs))) % BLOCK_BYTES == 0
+    assert len(safetensors_header(page_specs(BIG, LOSSLESS, 5))) < 200
