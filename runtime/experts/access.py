@@ -8,10 +8,10 @@ arrive, so that computing and reading overlap. In which batch an expert comes de
     try:
         while not visit.finished:
             batch = visit.take()
-            if batch is None:
-                yield                      # nothing has arrived: the engine runs something else, or waits
-            else:
+            if batch is not None:
                 compute(ids[batch.which], batch.addresses)
+            elif not visit.finished:
+                yield experts.wait         # nothing has arrived: the engine runs something else, or waits
     finally:
         visit.close()
 
@@ -31,6 +31,9 @@ from serai.runtime.errors import SeraiError
 from serai.runtime.experts.cache import aligned_bytes
 from serai.runtime.experts.reader import ExpertReader, Read
 from serai.runtime.experts.source import ExpertSource
+
+Wait = Callable[[float], None]
+"""What a paused computation waits for: returns when it may go on, or after so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,8 @@ class DiskFile:
         """
         if offset % PAGE_BYTES or out.nbytes % PAGE_BYTES or out.ctypes.data % PAGE_BYTES:
             raise ValueError(f"reads are of whole pages, not of {out.nbytes:,} bytes at {offset:,}")
+        if needed_bytes > out.nbytes:
+            raise ValueError(f"{needed_bytes:,} bytes do not fit {out.nbytes:,}")
         view = out.data
         descriptor = self._buffered if self._direct is None else self._direct
         done = 0

@@ -124,6 +124,11 @@ class PackedModel:
     def record_bytes(self) -> int:
         return self.manifest.record_bytes
 
+    @property
+    def tensor_names(self) -> frozenset[str]:
+        """The tensors that stand for the experts' own."""
+        return frozenset(info.name for infos in (self.records, self.checksums) for info in infos.values())
+
     @classmethod
     def find(cls, config: ModelConfig, files: CheckpointFiles, prefix: str) -> "PackedModel | None":
         """None for a folder that isn't packed. Raises `WeightsInvalid` when a packed one doesn't fit its configuration

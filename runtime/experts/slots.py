@@ -14,6 +14,9 @@ from serai.runtime.experts.policy import DEFAULT_POLICY, Policy, SlotState, Slot
 
 NOT_HELD = -1
 
+# Plain numbers: looking a member up in its class costs more than the array operations here.
+_EMPTY, _LOADING, _READY, _IN_USE = (int(state) for state in SlotState)
+
 
 @dataclass(frozen=True, slots=True)
 class CacheCounters:
@@ -68,7 +71,7 @@ class SlotTable:
         keys = len(self.layers) * experts
         self._slot_of = np.full(keys, NOT_HELD, dtype=np.int64)
         self._key_of = np.full(slots, NOT_HELD, dtype=np.int64)
-        self._states = np.full(slots, SlotState.EMPTY, dtype=np.uint8)
+        self._states = np.full(slots, _EMPTY, dtype=np.uint8)
         self._pins = np.zeros(slots, dtype=np.int64)
         self._guessed = np.zeros(slots, dtype=np.bool_)
         self._last_used = np.zeros(keys, dtype=np.int64)
@@ -90,7 +93,7 @@ class SlotTable:
         keys = self._keys(layer, ids)
         slots = self._slot_of[keys]
         held = slots != NOT_HELD
-        loading = held & (self._states[np.where(held, slots, 0)] == SlotState.LOADING)
+        loading = held & (self._states[np.where(held, slots, 0)] == _LOADING)
         used = int(self._guessed[slots[held]].sum())
         self._now += 1
         self._at_place = self._place[layer]
@@ -127,7 +130,7 @@ class SlotTable:
         taken = keys[: len(slots)]
         self._key_of[slots] = taken
         self._slot_of[taken] = slots
-        self._states[slots] = SlotState.LOADING
+        self._states[slots] = _LOADING
         self._guessed[slots] = guess
         counters = self.counters
         self.counters = replace(
@@ -141,7 +144,7 @@ class SlotTable:
     def finish_load(self, slot: int) -> None:
         """The read has filled the slot."""
         self._require_loading(slot)
-        self._states[slot] = SlotState.IN_USE if self._pins[slot] else SlotState.READY
+        self._states[slot] = _IN_USE if self._pins[slot] else _READY
 
     def fail_load(self, slot: int) -> None:
         """The read failed: the slot is empty again, and whoever had pinned it has nothing to unpin."""
@@ -157,19 +160,23 @@ class SlotTable:
 
     def pin(self, slots: NDArray[np.int64]) -> None:
         """Keep these slots, distinct and held, until as many `unpin`s; those loading become `IN_USE` when filled."""
-        if (self._states[slots] == SlotState.EMPTY).any():
+        if not len(slots):
+            return
+        if (self._states[slots] == _EMPTY).any():
             raise ValueError(f"slots {slots.tolist()} can't all be pinned: some are empty")
         self._pins[slots] += 1
-        ready = slots[self._states[slots] == SlotState.READY]
-        self._states[ready] = SlotState.IN_USE
+        ready = slots[self._states[slots] == _READY]
+        self._states[ready] = _IN_USE
 
     def unpin(self, slots: NDArray[np.int64]) -> None:
         """Undo one `pin` of each of these distinct slots."""
+        if not len(slots):
+            return
         if (self._pins[slots] < 1).any():
             raise ValueError(f"slots {slots.tolist()} are not all pinned")
         self._pins[slots] -= 1
-        free = slots[(self._pins[slots] == 0) & (self._states[slots] == SlotState.IN_USE)]
-        self._states[free] = SlotState.READY
+        free = slots[(self._pins[slots] == 0) & (self._states[slots] == _IN_USE)]
+        self._states[free] = _READY
 
     def is_pinned(self, slot: int) -> bool:
         """Whether somebody uses the slot or waits for it."""
@@ -177,7 +184,7 @@ class SlotTable:
 
     def loading_guesses(self, layer: int) -> NDArray[np.int64]:
         """Slots being filled on a guess that `layer` will need them."""
-        loading = self._guessed & (self._states == SlotState.LOADING)
+        loading = self._guessed & (self._states == _LOADING)
         return np.flatnonzero(loading & (self._key_of // self.experts == self._place[layer]))
 
     def expert_in(self, slot: int) -> tuple[int, int] | None:
@@ -223,14 +230,14 @@ class SlotTable:
         full = np.flatnonzero(self._key_of != NOT_HELD)
         _require(len(held) == len(full), "as many experts are held as slots are taken")
         _require(bool((self._key_of[self._slot_of[held]] == held).all()), "each expert's slot holds that expert")
-        _require(bool((self._states[full] != SlotState.EMPTY).all()), "a taken slot is not empty")
+        _require(bool((self._states[full] != _EMPTY).all()), "a taken slot is not empty")
         _require(self.count(SlotState.EMPTY) == self.slots - len(full), "every other slot is empty")
         _require(bool((self._pins >= 0).all()), "no slot is unpinned more often than pinned")
-        in_use = self._states == SlotState.IN_USE
+        in_use = self._states == _IN_USE
         _require(bool((self._pins[in_use] > 0).all()), "a slot in use is pinned")
-        idle = (self._states == SlotState.READY) | (self._states == SlotState.EMPTY)
+        idle = (self._states == _READY) | (self._states == _EMPTY)
         _require(not self._pins[idle].any(), "a pinned slot is in use or loading")
-        _require(not self._guessed[self._states == SlotState.EMPTY].any(), "an empty slot holds no guess")
+        _require(not self._guessed[self._states == _EMPTY].any(), "an empty slot holds no guess")
         counters = self.counters
         ended = counters.failed_loads + counters.cancelled_loads + counters.evictions
         _require(counters.loads - ended == len(full), "every load is held, or was evicted, cancelled or failed")
@@ -239,14 +246,14 @@ class SlotTable:
         return ids.astype(np.int64) + self._place[layer] * self.experts
 
     def _require_loading(self, slot: int) -> None:
-        if self._states[slot] != SlotState.LOADING:
+        if self._states[slot] != _LOADING:
             raise ValueError(f"slot {slot} is {SlotState(self._states[slot]).name}, not LOADING")
 
     def _drop_load(self, slot: int) -> None:
         self._require_loading(slot)
         self._slot_of[self._key_of[slot]] = NOT_HELD
         self._key_of[slot] = NOT_HELD
-        self._states[slot] = SlotState.EMPTY
+        self._states[slot] = _EMPTY
         self._pins[slot] = 0
         self._guessed[slot] = False
 

@@ -140,6 +140,8 @@ class StreamedExperts:
     def _drop_wrong_guesses(self, layer: int, ids: NDArray[np.int32]) -> None:
         """The layer has come: what was guessed for it, is not wanted and has not been begun need not be read."""
         guesses = self.cache.loading_guesses(layer)
+        if not len(guesses):
+            return
         wanted = set(self.cache.lookup(layer, ids).tolist())
         for slot in self.reader.cancel([slot for slot in guesses.tolist() if slot not in wanted]):
             self.cache.cancel_load(slot)
@@ -225,6 +227,8 @@ class StreamedVisit:
 
     def _hold(self, which: NDArray[np.int64]) -> None:
         """Keep these slots until they were used; reads that were only guessed at are wanted now."""
+        if not len(which):
+            return
         slots = self._slots[which]
         self._experts.cache.pin(slots)
         self._experts.reader.promote(slots.tolist())

@@ -139,6 +139,8 @@ def test_unaligned_reads_are_refused_in_every_mode(stored: tuple[Path, NDArray[n
     for offset, out in ((1, aligned_bytes(PAGE_BYTES)), (0, aligned_bytes(2 * PAGE_BYTES)[1 : PAGE_BYTES + 1])):
         with pytest.raises(ValueError, match="whole pages"):
             file.read(offset, out, 10)
+    with pytest.raises(ValueError, match="4,097 bytes do not fit 4,096"):
+        file.read(0, aligned_bytes(PAGE_BYTES), PAGE_BYTES + 1)
     file.close()
 
 
