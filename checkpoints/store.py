@@ -92,37 +92,21 @@ class Store(Tree):
         for an unknown node, ValueError if the snapshot is of another position, `StoreFull` without room.
         """
         started_s = time.perf_counter()
-        with self._doing(f"saving node {node_id}"), self._pins.held() as pin:
-            row = self._row(node_id)
-            if snapshot.position != row.position:
-                raise ValueError(f"node {node_id} is at position {row.position}, the snapshot at {snapshot.position}")
-            _check_part_sizes(snapshot, storage)
-            bases = self._bases(row, snapshot, storage) if packing is Packing.SMALL else ()
-            saved = self._shelf.put(snapshot, storage, packing, pin, bases)
-            states, pages = state_parts(snapshot.layout), len(snapshot.pages)
-            hashes = tuple(part.row.hash for part in saved)
-            entry = Manifest(
-                node_id=row.id,
-                parent_id=row.parent,
-                position=row.position,
-                chain=row.chain,
-                reason=reason,
-                created_s=self._now(),
-                fingerprint=fingerprint,
-                layout=snapshot.layout,
-                storage=storage,
-                state=hashes[:states],
-                pages=hashes[states : states + pages],
-                logits=None if snapshot.logits is None else hashes[-1],
-            )
-            new = {part.row.hash: part.row.file_bytes for part in saved if part.is_new}
-            try:
-                manifest_bytes = self._commit(entry, saved)
-            except BaseException:
-                self._shelf.discard(new)
-                raise
-        with self._doing("removing the former snapshot"):
-            self._sweep()
+        with self._doing(f"saving node {node_id}"):
+            with self._pins.held() as pin:
+                row = self._row(node_id)
+                _check_fits(row, snapshot, storage)
+                bases = self._bases(row, snapshot, storage) if packing is Packing.SMALL else ()
+                saved = self._shelf.put(snapshot, storage, packing, pin, bases)
+                hashes = tuple(part.row.hash for part in saved)
+                new = {part.row.hash: part.row.file_bytes for part in saved if part.is_new}
+                try:
+                    entry = _entry(row, snapshot, fingerprint, storage, hashes, reason=reason, created_s=self._now())
+                    manifest_bytes = self._commit(entry, saved)
+                except BaseException:
+                    self._shelf.discard(new)
+                    raise
+            self._sweep_if_possible()
         return SaveReport(
             raw_bytes=snapshot.size_bytes,
             written_bytes=sum(new.values()) + manifest_bytes,
@@ -190,7 +174,7 @@ class Store(Tree):
                 _check_fingerprint(entry, fingerprint)
                 snapshot = self._shelf.get(entry, allocate)
             self._index.note(lambda: self._index.touch(node_id, self._now()))
-            self._sweep()
+            self._sweep_if_possible()
         return snapshot
 
     def _manifest(self, node_id: str) -> Manifest:
@@ -323,13 +307,43 @@ class Store(Tree):
         )
 
 
-def _check_part_sizes(snapshot: Snapshot, storage: Storage) -> None:
+def _check_fits(row: NodeRow, snapshot: Snapshot, storage: Storage) -> None:
+    if snapshot.position != row.position:
+        raise ValueError(f"node {row.id} is at position {row.position}, the snapshot at {snapshot.position}")
     layout = snapshot.layout
     state = state_specs(layout, storage, min(layers_per_part(layout), layout.kda_shape[0]))
     for specs in (state, page_specs(layout, storage, layout.page_tokens), logits_specs(layout)):
         largest = sum(spec.size_bytes for spec in specs)
         if largest > MAX_PART_BYTES:
             raise ValueError(f"a part of this layout takes {largest} bytes and {MAX_PART_BYTES} are allowed: {layout}")
+
+
+def _entry(
+    row: NodeRow,
+    snapshot: Snapshot,
+    fingerprint: Fingerprint,
+    storage: Storage,
+    hashes: tuple[str, ...],
+    *,
+    reason: str,
+    created_s: float,
+) -> Manifest:
+    """The manifest of a snapshot whose parts have these hashes."""
+    states, pages = state_parts(snapshot.layout), len(snapshot.pages)
+    return Manifest(
+        node_id=row.id,
+        parent_id=row.parent,
+        position=row.position,
+        chain=row.chain,
+        reason=reason,
+        created_s=created_s,
+        fingerprint=fingerprint,
+        layout=snapshot.layout,
+        storage=storage,
+        state=hashes[:states],
+        pages=hashes[states : states + pages],
+        logits=None if snapshot.logits is None else hashes[-1],
+    )
 
 
 def _check_fingerprint(entry: Manifest, running: Fingerprint | None) -> None:

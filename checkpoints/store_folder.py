@@ -3,9 +3,10 @@ files.
 """
 
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
 from serai.checkpoints.disk import Disk, mapped
@@ -52,15 +53,19 @@ class StoreFolder:
             self._pins = Pins(self._index)
             self._shelf = Shelf(self._files, self._index, self._pins, writers, readers)
             self._closed = False
+            self._running = 0
+            self._changed = threading.Condition()
+            self._depth = threading.local()
             self._sweep()
             undo.pop_all()
 
     def close(self) -> None:
-        """Let running saves and loads end, then give the folder free. Closing twice is allowed."""
-        with self._index.lock:
+        """Let running calls end and begin no more, then give the folder free. Closing twice is allowed."""
+        with self._changed:
             if self._closed:
                 return
             self._closed = True
+            self._changed.wait_for(lambda: self._running == 0)
         self._shelf.writers.shutdown()
         self._shelf.readers.shutdown()
         self._index.close()
@@ -68,9 +73,13 @@ class StoreFolder:
 
     @contextmanager
     def _doing(self, what: str) -> Iterator[None]:
-        """Foreign errors become this project's, at this edge."""
-        if self._closed:
-            raise StoreClosed(path=self.location)
+        """A call on the store: foreign errors become this project's, at this edge, and `close` waits for its end."""
+        depth = getattr(self._depth, "calls", 0)
+        with self._changed:
+            if self._closed and depth == 0:
+                raise StoreClosed(path=self.location)
+            self._running += 1
+        self._depth.calls = depth + 1
         try:
             yield
         except OSError as error:
@@ -79,6 +88,11 @@ class StoreFolder:
             if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
                 raise StoreFull(path=self.location, doing=what) from error
             raise StoreFailed(path=self.location, doing=what, reason=str(error)) from error
+        finally:
+            self._depth.calls = depth
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
 
     def now(self) -> float:
         """The store's clock: Unix time in seconds."""
@@ -145,3 +159,8 @@ class StoreFolder:
             with self._index.change():
                 self._index.erased(due)
             self._index.flush()
+
+    def _sweep_if_possible(self) -> None:
+        """Sweep after work that is done already: files that cannot be unlinked now go with the next sweep."""
+        with suppress(OSError, sqlite3.OperationalError):
+            self._sweep()

@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from serai.checkpoints import Packing, SaveReport, Store
-from serai.checkpoints.errors import SessionGone, SnapshotCorrupt, StoreBusy, StoreFailed, StoreFull, StoreInvalid
+from serai.checkpoints.errors import (
+    SessionGone,
+    SnapshotCorrupt,
+    StoreBusy,
+    StoreClosed,
+    StoreFailed,
+    StoreFull,
+    StoreInvalid,
+)
 from tests.checkpoints.disks import FailingDisk, ShortDisk, TracingDisk, WaitingDisk, eventually
 from tests.checkpoints.samples import FINGERPRINT, make_node, make_snapshot, same_bits, saved
 
@@ -158,6 +166,37 @@ def test_a_snapshot_being_written_is_not_seen(tmp_path: Path) -> None:
         eventually(saver, meanwhile)
         assert len(reports) == 1
         assert same_bits(store.load(node.id), later)
+
+
+def test_closing_waits_for_what_is_running(tmp_path: Path) -> None:
+    disk = WaitingDisk()
+    store = Store.open(str(tmp_path / "s"), disk=disk)
+    node = make_node(6)
+    store.record(node)
+    disk.armed = True
+    reports: list[SaveReport] = []
+    saver = threading.Thread(
+        target=lambda: reports.append(store.save(node.id, make_snapshot(6), FINGERPRINT, reason="pause"))
+    )
+    saver.start()
+    assert disk.reached.wait(30)
+    closer = threading.Thread(target=store.close)
+    closer.start()
+
+    def meanwhile() -> None:
+        try:
+            closer.join(0.05)
+            assert closer.is_alive()
+            with pytest.raises(StoreClosed):
+                store.record(make_node(3))
+        finally:
+            disk.go.set()
+
+    eventually(saver, meanwhile)
+    closer.join(30)
+    assert len(reports) == 1
+    with Store.open(str(tmp_path / "s")) as again:
+        assert same_bits(again.load(node.id), make_snapshot(6))
 
 
 @pytest.mark.parametrize("files_before", [0, 1], ids=["before the pages", "after the pages"])
