@@ -33,6 +33,15 @@ def start(quick: Quick = False, folder: Folder = None, as_json: Json = False) ->
         _show(out, bench_start(bench_folder(folder, os.environ), quick=quick, tell=out.note))
 
 
+@app.command()
+def monitor(quick: Quick = False, as_json: Json = False) -> None:
+    """How much of a core `serai monitor` takes while it shows 256 sessions."""
+    with reporting(as_json=as_json) as out:
+        from serai.runtime.bench.monitor import bench_monitor
+
+        _show(out, bench_monitor(quick=quick, tell=out.note))
+
+
 def bench_folder(given: Path | None, environ: Mapping[str, str]) -> Path:
     """Where benches keep what they make: as given, else below `$XDG_CACHE_HOME`, else below `~/.cache`."""
     from serai.runtime.errors import BadParameter

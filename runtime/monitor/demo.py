@@ -168,12 +168,14 @@ class Demo:
         status, random = agent.status, self._random
         if agent.busy_steps:
             agent.busy_steps -= 1
-            tokens = round(status.tokens_s) + random.randrange(-2, 3)
-            self._count(status, max(tokens, 0))
+            rate = status.tokens_s * random.uniform(0.8, 1.25)
+            tokens = round(rate)
+            self._count(status, tokens)
             agent.status = replace(
                 status,
-                position=status.position + max(tokens, 0),
-                own_bytes=status.own_bytes + max(tokens, 0) * TOKEN_BYTES,
+                position=status.position + tokens,
+                own_bytes=status.own_bytes + tokens * TOKEN_BYTES,
+                tokens_s=rate,
             )
             if not agent.busy_steps:
                 agent.status = replace(agent.status, doing=None, tokens_s=0.0, turn=status.turn + 1)

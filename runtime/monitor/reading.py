@@ -6,6 +6,7 @@ status again.
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -75,26 +76,37 @@ def _object(value: object, where: str) -> Mapping[str, object]:
     return value
 
 
-_HINTS: dict[type[Any], dict[str, Any]] = {}
-
-
 def _plain(kind: type[T], value: object, where: str) -> T:
     """A dataclass of plain fields."""
-    hints = _HINTS.setdefault(kind, get_type_hints(kind))
     body = _object(value, where)
-    return kind(**{one.name: _field(body, one.name, hints[one.name], where) for one in fields(kind)})  # type: ignore[arg-type]
+    return kind(*[_read(body, name, kinds, where) for name, kinds in _kinds(kind)])  # type: ignore[arg-type] # classes hash
+
+
+@cache
+def _kinds(kind: type[Any]) -> tuple[tuple[str, tuple[type, ...]], ...]:
+    """A dataclass's fields with the types each may have. A status has thousands, so this is looked up once."""
+    hints = get_type_hints(kind)
+    return tuple((one.name, _alternatives(hints[one.name])) for one in fields(kind))
+
+
+def _alternatives(kind: Any) -> tuple[type, ...]:
+    return get_args(kind) if isinstance(kind, UnionType) else (kind,)
 
 
 def _field(body: Mapping[str, object], name: str, kind: Any, where: str) -> Any:
+    return _read(body, name, _alternatives(kind), where)
+
+
+def _read(body: Mapping[str, object], name: str, kinds: tuple[type, ...], where: str) -> Any:
     value = body.get(name)
-    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    for one in kinds:
+    found = type(value)
+    for kind in kinds:
         # JSON has one kind of number, and bool is an int only to Python.
-        if one is float and type(value) in (int, float) and -MOST < value < MOST:  # type: ignore[operator]
+        if kind is float and found in (int, float) and -MOST < value < MOST:  # type: ignore[operator]
             return float(value)  # type: ignore[arg-type]
-        if one is int and type(value) is int and -MOST < value < MOST:
+        if found is not kind:
+            continue
+        if kind in (str, bool, NoneType) or (kind is int and -MOST < value < MOST):  # type: ignore[operator]
             return value
-        if one in (str, bool, NoneType) and type(value) is one:
-            return value
-    expected = " or ".join("null" if one is NoneType else one.__name__ for one in kinds)
+    expected = " or ".join("null" if kind is NoneType else kind.__name__ for kind in kinds)
     raise StatusUnreadable(where=f"{where}.{name}" if where else name, expected=expected, found=value)
