@@ -8,9 +8,14 @@ from serai.checkpoints.snapshot import Fingerprint, StateLayout
 
 @dataclass(frozen=True, slots=True)
 class SaveReport:
-    """What a save did. `raw_bytes` is the snapshot unpacked, `written_bytes` what reached the disk."""
+    """What a save did.
+
+    `raw_bytes` is the whole snapshot, `new_raw_bytes` its new parts, both unpacked; `written_bytes` is what reached the
+    disk, manifest included.
+    """
 
     raw_bytes: int
+    new_raw_bytes: int
     written_bytes: int
     parts_new: int
     parts_shared: int

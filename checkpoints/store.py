@@ -109,6 +109,7 @@ class Store(Tree):
             self._sweep_if_possible()
         return SaveReport(
             raw_bytes=snapshot.size_bytes,
+            new_raw_bytes=sum(part.row.raw_bytes for part in saved if part.is_new),
             written_bytes=sum(new.values()) + manifest_bytes,
             parts_new=len(new),
             parts_shared=len(set(hashes)) - len(new),

@@ -111,6 +111,23 @@ def test_a_child_writes_only_what_its_parent_lacks(tmp_path: Path) -> None:
         assert same_bits(store.load(node.id), parent)
 
 
+@pytest.mark.parametrize("position", [1000, 1023, 1024, 1025])
+@pytest.mark.parametrize("page_tokens", [16, 64, 256])
+def test_growing_writes_the_fixed_state_and_hardly_more_than_the_new_rows(
+    tmp_path: Path, position: int, page_tokens: int
+) -> None:
+    """At most two pages more than 100 tokens' latents, headers included."""
+    layout = replace(LAYOUT, page_tokens=page_tokens, latent_width=200)
+    with Store.open(str(tmp_path / "s")) as store:
+        state = make_snapshot(position, layout=layout)
+        node = saved(store, state)
+        child = make_node(100, node)
+        store.record(child)
+        report = store.save(child.id, grown(state, 100), FINGERPRINT, reason="turn")
+        excess = report.new_raw_bytes - layout.fixed_bytes - 100 * layout.token_bytes
+        assert excess <= 2 * page_tokens * layout.token_bytes
+
+
 def test_known_pages_are_not_read_again(tmp_path: Path) -> None:
     """A page with an identity the store knows is taken as stored: its buffer may even be gone by then."""
     state = make_snapshot(8)
