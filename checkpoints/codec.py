@@ -42,7 +42,9 @@ class Codec(IntEnum):
 class Packing(Enum):
     """How hard to pack: `AUTO` where a sample says it pays, `SMALL` always, `NONE` never. All are lossless.
 
-    `SMALL` also tries the difference to the parent's state.
+    `SMALL` also tries the difference to the parent's state. With the recurrence run over random gates, byte planes pack
+    float32 states to 0.84; the difference packs them to 0.77-0.83 after one token, 0.83-0.86 after ten, and worse than
+    the state itself from then on.
     """
 
     AUTO = "auto"

@@ -236,7 +236,10 @@ class Store(Tree):
     def nearest_snapshot(self, node_id: str) -> str | None:
         """The node itself or its nearest ancestor that has a loadable snapshot, or None."""
         with self._doing("reading the index"), self._index.lock:
-            return next((step for step in reversed(self.ancestry(node_id)) if self._index.usable(step)), None)
+            row: NodeRow | None = self._row(node_id)
+            while row is not None and not self._index.usable(row.id):
+                row = None if row.parent is None else self._row(row.parent)
+            return None if row is None else row.id
 
     def set_aside(self, node_id: str, why: str) -> None:
         """Keep a node's snapshot for inspection but never load it again, for one that failed at its first use."""
