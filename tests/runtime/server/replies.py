@@ -20,7 +20,7 @@ from serai.runtime.bench.tiny import TINY_K3, TINY_LINEAR
 from serai.runtime.engine import Engine
 from serai.runtime.engine_thread import EngineThread
 from serai.runtime.journal import Journal
-from serai.runtime.models.batch import Batch
+from serai.runtime.models.batch import Batch, Outputs
 from serai.runtime.models.config import parse_config
 from serai.runtime.runtime import ModelFacts, Runtime, running
 from serai.runtime.scheduler import Limits
@@ -68,7 +68,7 @@ class ReplyModel:
         self._marks: tuple[int, ...] = ()
         self._opening = self.tokenizer.token_id("<|open|>" if family == K3 else "<|im_middle|>")
 
-    def forward(self, batch: Batch) -> Generator[None, None, NDArray[np.float32]]:
+    def forward(self, batch: Batch) -> Generator[None, None, Outputs]:
         if self.before_step is not None:
             self.before_step(batch)
         yield
@@ -85,7 +85,7 @@ class ReplyModel:
                 _floats(pages[row // PAGE_TOKENS], PAGE_TOKENS)[row % PAGE_TOKENS] = token
             ids = _read(pages, first + end - start) if wanted & set(range(start, end)) else []
             logits += [self._logits(ids[: first + row - start + 1]) for row in range(start, end) if row in wanted]
-        return np.array(logits, np.float32).reshape(len(logits), self.tokenizer.vocab_size)
+        return Outputs(np.array(logits, np.float32).reshape(len(logits), self.tokenizer.vocab_size))
 
     def _logits(self, ids: list[int]) -> NDArray[np.float32]:
         logits = np.zeros(self.tokenizer.vocab_size, np.float32)

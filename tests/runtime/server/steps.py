@@ -24,7 +24,7 @@ class Steps:
         self.taken += 1
         if not self._free:
             self._loop.call_soon_threadsafe(self._waiting.set)
-            assert self._passes.acquire(timeout=20), "the test lets steps pass"
+            assert self._passes.acquire(timeout=5), "the test lets steps pass"
 
     async def let(self, count: int) -> None:
         """Let `count` steps pass, each once it has come; returns when the next one waits."""
@@ -36,7 +36,7 @@ class Steps:
 
     async def waits(self) -> None:
         """Until a step waits to be let through."""
-        with anyio.fail_after(20):
+        with anyio.fail_after(5):
             await self._waiting.wait()
 
     def free(self) -> None:

@@ -184,7 +184,7 @@ BROKEN = ['{"at": "a', "", "[1]", "null", '"x"', {"at": "a"}]
 
 @pytest.mark.parametrize("arguments", BROKEN)
 async def test_broken_arguments_in_history_are_read_or_refused_by_index(arguments: Any) -> None:
-    """B89: text that is no JSON is given to the model as it is; JSON that is no object is refused, naming the message."""
+    """B89: text that is no JSON goes to the model as it is; JSON that is no object is refused, naming the message."""
     async with serving_model(ReplyModel(lambda prompt: HELLO)) as client:
         call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": arguments}}
         messages = [
