@@ -15,6 +15,7 @@ from serai.runtime.cli.monitor import monitor
 from serai.runtime.cli.plan import plan
 from serai.runtime.cli.run import run
 from serai.runtime.cli.selfcheck import selfcheck
+from serai.runtime.cli.sessions import app as sessions_app
 from serai.runtime.cli.serve import serve
 
 app = typer.Typer(
@@ -33,6 +34,7 @@ app.command("monitor")(monitor)
 app.command("eval")(evaluate_model)
 app.command("selfcheck")(selfcheck)
 app.add_typer(bench_app, name="bench")
+app.add_typer(sessions_app, name="sessions")
 
 
 def _show_version(wanted: bool) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from serai.runtime.monitor.source import Source
 
 CANNOT_DRAW = 2
-DEFAULT_TARGET = "http://127.0.0.1:8000"
+DEFAULT_TARGET = "http://127.0.0.1:8080"
 
 
 def monitor(
@@ -45,7 +45,8 @@ def monitor(
             _draw(target, key, demo, every, light)
 
 
-def _source(target: str, key: str | None, demo: bool) -> "Source":
+def open_source(target: str, key: str | None, demo: bool) -> "Source":
+    """What is to be watched; raises `BadParameter` for a target that is no address, or when a package is missing."""
     from serai.runtime.errors import BadParameter
 
     if demo:
@@ -67,7 +68,7 @@ async def _print_once(target: str, key: str | None, demo: bool, out: "Output") -
     from serai.runtime.monitor.plain_output import snapshot_text
 
     async with AsyncExitStack() as stack:
-        source = _source(target, key, demo)
+        source = open_source(target, key, demo)
         stack.push_async_callback(source.close)
         status = await source.status()
     if out.as_json:
@@ -80,7 +81,7 @@ async def _print_always(target: str, key: str | None, demo: bool, every_s: float
     from serai.runtime.monitor.plain_output import stream
 
     async with AsyncExitStack() as stack:
-        source = _source(target, key, demo)
+        source = open_source(target, key, demo)
         stack.push_async_callback(source.close)
         async for text in stream(source, every_s=every_s, as_json=as_json):
             try:
@@ -104,7 +105,7 @@ def _draw(target: str, key: str | None, demo: bool, every_s: float, light: bool)
         from serai.runtime.monitor.app import Monitor
     except ModuleNotFoundError as error:
         raise BadParameter(_missing(error)) from None
-    app = Monitor(_source(target, key, demo), every_s=every_s, light=light)
+    app = Monitor(open_source(target, key, demo), every_s=every_s, light=light)
     app.run()
     if app.return_code:
         raise typer.Exit(FAILED)

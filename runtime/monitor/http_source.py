@@ -39,7 +39,7 @@ class HttpSource:
     ) -> None:
         self.name = target
         if "://" in target:
-            base = target
+            base = target.rstrip("/").removesuffix("/v1")  # as serve prints it, for other clients
             if not target.startswith(("http://", "https://")):
                 raise BadParameter(f"{target} is no address to watch: it must begin with http:// or https://")
         else:

@@ -59,26 +59,33 @@ def session_nodes(sessions: Sequence[SessionStatus]) -> list[TreeNode]:
     ]
 
 
+def depths(nodes: Sequence[TreeNode]) -> list[int]:
+    """How deep each node stands: 0 for one whose parent comes later or not at all."""
+    depth: dict[str, int] = {}
+    for node in nodes:
+        depth[node.id] = depth[node.parent] + 1 if node.parent in depth else 0
+    return [depth[node.id] for node in nodes]
+
+
 def tree_svg(nodes: Sequence[TreeNode], *, title: str) -> str:
     """A tree, one line a node, children below and right of their parent; parents must come before their children.
 
     A node whose parent comes later or not at all stands at the left.
     """
-    depth: dict[str, int] = {}
+    levels = depths(nodes)
     line_of: dict[str, int] = {}
     parts: list[str] = []
-    for number, node in enumerate(nodes):
-        level = depth[node.parent] + 1 if node.parent in depth else 0
-        depth[node.id], line_of[node.id] = level, number
+    for number, (node, level) in enumerate(zip(nodes, levels, strict=True)):
+        line_of[node.id] = number
         x, y = 16 + level * INDENT_PX, 56 + number * ROW_PX
-        if node.parent in line_of and level:
+        if node.parent is not None and level:
             start = 56 + line_of[node.parent] * ROW_PX
             parts.append(f'<path d="M{x - INDENT_PX} {start + 6}V{y}H{x - 6}" fill="none" stroke="#888888"/>')
         fill = _TIER_FILLS.get(node.tier, "#888888")
         parts.append(f'<circle cx="{x}" cy="{y}" r="5" fill="{fill}"><title>{_text(node.id, 64)}</title></circle>')
         parts.append(f'<text x="{x + 12}" y="{y + 4}">{_text(node.label, LABEL_CELLS)}')
         parts.append(f'<tspan dx="10" class="dim">{_text(node.detail, 60)}</tspan></text>')
-    deepest = max(depth.values(), default=0)
+    deepest = max(levels, default=0)
     width = 40 + deepest * INDENT_PX + (LABEL_CELLS + 44) * CHAR_PX
     return _document(width, 72 + len(nodes) * ROW_PX, title, parts)
 

@@ -40,14 +40,15 @@ class Pieces(httpx.AsyncByteStream):
             raise httpx.RemoteProtocolError("peer closed connection")
 
 
-async def test_a_status_is_asked_for_below_the_address_with_the_key() -> None:
+@pytest.mark.parametrize("target", ["http://host/base", "http://host/base/", "http://host/base/v1"])
+async def test_a_status_is_asked_for_below_the_address_with_the_key(target: str) -> None:
     asked: list[tuple[str, str]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append((str(request.url), request.headers.get("authorization", "")))
         return httpx.Response(200, json=status().to_json())
 
-    async with source(answer, key="secret") as watched:
+    async with source(answer, key="secret", target=target) as watched:
         assert await watched.status() == status()
     assert asked == [("http://host/base/serai/status", "Bearer secret")]
 
