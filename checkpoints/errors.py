@@ -93,6 +93,14 @@ class NotOwner(SeraiError):
         self.session_id = session_id
 
 
+class PlaceUnknown(SeraiError):
+    """No place to push to or pull from can be reached by this name."""
+
+    def __init__(self, *, url: str, problem: str) -> None:
+        super().__init__(f"{_shown(url)} cannot be used to push to or pull from: {problem}")
+        self.url = url
+
+
 class TransferBroken(SeraiError):
     """A bundle ended before its end; what came whole is kept unseen for the next attempt."""
 

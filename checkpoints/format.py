@@ -16,7 +16,7 @@ A store is a local folder:
 
     0   8  magic b"SERAIDOC"
     8   4  format version
-    12  4  kind: 1 store, 2 node, 3 manifest, 4 tag, 5 owner
+    12  4  kind: 1 store, 2 node, 3 manifest, 4 tag, 5 owner, 6 point (see `remote`)
     16  8  length of the JSON in bytes
     24 32  BLAKE3 of bytes 0..23 and the JSON; a manifest's or tag's file name is this hash
     56  8  zero
@@ -80,6 +80,7 @@ class DocumentKind(IntEnum):
     MANIFEST = 3
     TAG = 4
     OWNER = 5
+    POINT = 6
 
 
 @dataclass(frozen=True, slots=True)

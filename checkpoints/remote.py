@@ -1,0 +1,210 @@
+"""Stores far away: a place of named objects to push sessions to and pull them from, such as a bucket or another disk.
+
+Objects have the names and the content of the files of a store, and none of them changes once it is written:
+
+    nodes/ID  manifests/HASH  parts/ab/cdef...    as in `format`
+    points/ID                                     how to pull this node: a point document, replaced by a later push
+
+A point is written last, so whatever can be named can be pulled. Objects that are there in their full size are not sent
+again. What is pulled is verified like any bundle.
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from blake3 import blake3
+
+from serai.checkpoints import jsonio
+from serai.checkpoints.errors import PlaceUnknown, SessionGone, SnapshotCorrupt
+from serai.checkpoints.folders import Folder
+from serai.checkpoints.format import DocumentKind, frame_document, unframe_document
+from serai.checkpoints.manifest import is_hash
+from serai.checkpoints.names import check_id, is_id
+from serai.checkpoints.receiving import import_bundle
+from serai.checkpoints.store import Store
+from serai.checkpoints.transfer import (
+    BUNDLE_ENTRY,
+    BUNDLE_HEADER,
+    BUNDLE_MAGIC,
+    BUNDLE_VERSION,
+    EntryKind,
+    Moved,
+    parts_of,
+    wanted,
+)
+
+
+class Place(Protocol):
+    """Where objects are kept, by names with slashes."""
+
+    def existing(self, sizes: Mapping[str, int]) -> set[str]:
+        """Those of the named objects that are there with just these bytes."""
+        ...
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object; when it returns it is there for others, whole."""
+        ...
+
+    def get(self, name: str) -> bytes:
+        """An object's bytes; `FileNotFoundError` if there is none."""
+        ...
+
+
+class FsspecPlace:
+    """A place named by a URL that fsspec understands: `s3://bucket/folder`, `sftp://...`, `/mnt/folder`."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        """`options` go to fsspec's file system. `PlaceUnknown` without fsspec or what it needs for this kind of URL."""
+        try:
+            core = importlib.import_module("fsspec.core")
+            self._files, self._root = core.url_to_fs(url, **options)
+        except (ImportError, ValueError) as error:
+            raise PlaceUnknown(url=url, problem=str(error)) from error
+
+    def existing(self, sizes: Mapping[str, int]) -> set[str]:
+        found = set()
+        for name, size in sizes.items():
+            try:
+                if self._files.info(f"{self._root}/{name}")["size"] == size:
+                    found.add(name)
+            except FileNotFoundError:
+                continue
+        return found
+
+    def put(self, name: str, data: bytes) -> None:
+        path = f"{self._root}/{name}"
+        self._files.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+        self._files.pipe_file(path, data)
+
+    def get(self, name: str) -> bytes:
+        data: bytes = self._files.cat_file(f"{self._root}/{name}")
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A node's path from the root on, the manifest of its nearest snapshot, and that one's parts, bases first."""
+
+    path: tuple[str, ...]
+    manifest: str | None
+    parts: tuple[str, ...]
+
+
+def push(store: Store, place: Place, node_id: str) -> Moved:
+    """Send a node, all it continues from and its nearest snapshot; only what the place lacks. One part is in memory."""
+    with store._doing("pushing"), store._pins.held() as pin:
+        path, step = store.ancestry(node_id), store.nearest_snapshot(node_id)
+        with store.reading_index() as index:
+            parts = parts_of(store, node_id)
+            for name in parts:
+                pin(name)
+            row = None if step is None else index.snapshot(step)
+        folders = store._folders
+        documents: list[tuple[str, Folder, str]] = [(f"nodes/{node}", folders.nodes, node) for node in path]
+        if row is not None:
+            documents.append((f"manifests/{row.manifest}", folders.manifests, row.manifest))
+        sent = _send_parts(store, place, parts)
+        bytes_sent = sum(sent)
+        for name, folder, file in documents:
+            data = _read(folder, file, name)
+            if not place.existing({name: len(data)}):
+                place.put(name, data)
+                bytes_sent += len(data)
+        point = {"path": path, "manifest": None if row is None else row.manifest, "parts": parts}
+        data = frame_document(DocumentKind.POINT, jsonio.encode(point)).data
+        place.put(f"points/{node_id}", data)
+    return Moved(node_id, len(path), int(row is not None), len(sent), len(parts) - len(sent), bytes_sent + len(data))
+
+
+def _send_parts(store: Store, place: Place, parts: list[str]) -> list[int]:
+    sent = []
+    for part in parts:
+        name = _part_object(part)
+        with store._files.folder.child(part[:2], create=False) as folder:
+            data = _read(folder, part[2:], name)
+        if not place.existing({name: len(data)}):
+            place.put(name, data)
+            sent.append(len(data))
+    return sent
+
+
+def _part_object(part: str) -> str:
+    return f"parts/{part[:2]}/{part[2:]}"
+
+
+def _read(folder: Folder, file: str, what: str) -> bytes:
+    try:
+        with folder.reading(file, what) as reader:
+            return bytes(reader.take(reader.size_bytes))
+    except FileNotFoundError as error:
+        raise SnapshotCorrupt(what=what, problem="its file is missing") from error
+
+
+def pull(store: Store, place: Place, node_id: str) -> Moved:
+    """Fetch a node that was pushed: only the parts the store lacks, all or nothing as by `import_bundle`.
+
+    `SessionGone` if no such node was pushed there; `SnapshotCorrupt` if what is there is not what was pushed.
+    """
+    check_id(node_id, "node id")
+    point = _point(place, node_id)
+    return import_bundle(store, _Stream(_bundle(place, point, set(wanted(store, point.parts)))))
+
+
+def _point(place: Place, node_id: str) -> _Point:
+    what = f"the point of node {node_id}"
+    try:
+        data = place.get(f"points/{node_id}")
+    except FileNotFoundError as error:
+        raise SessionGone(name=node_id) from error
+    value = jsonio.decode(unframe_document(data, DocumentKind.POINT, what).data, what)
+    path, parts = jsonio.field(value, "path", list, what), jsonio.field(value, "parts", list, what)
+    manifest = jsonio.optional_text(value, "manifest", what)
+    names = [*parts, *([] if manifest is None else [manifest])]
+    ids_right = all(isinstance(item, str) and is_id(item) for item in path) and path[-1:] == [node_id]
+    if not ids_right or not all(isinstance(item, str) and is_hash(item) for item in names):
+        raise SnapshotCorrupt(what=what, problem="it names things by something that is no id or hash")
+    return _Point(tuple(path), manifest, tuple(parts))
+
+
+def _bundle(place: Place, point: _Point, chosen: set[str]) -> Iterator[bytes]:
+    """The pieces of a bundle made of a place's objects."""
+    objects = [(EntryKind.NODE, node, f"nodes/{node}") for node in point.path]
+    if point.manifest is not None:
+        objects.append((EntryKind.MANIFEST, point.manifest, f"manifests/{point.manifest}"))
+    objects += [(EntryKind.PART, part, _part_object(part)) for part in point.parts if part in chosen]
+    digest = blake3()
+    for piece in _pieces(place, objects):
+        digest.update(piece)
+        yield piece
+    yield BUNDLE_ENTRY.pack(EntryKind.END, len(objects), digest.hexdigest().encode("ascii"))
+
+
+def _pieces(place: Place, objects: list[tuple[EntryKind, str, str]]) -> Iterator[bytes]:
+    yield BUNDLE_HEADER.pack(BUNDLE_MAGIC, BUNDLE_VERSION)
+    for kind, name, path in objects:
+        try:
+            data = place.get(path)
+        except FileNotFoundError as error:
+            raise SnapshotCorrupt(what=path, problem="it is missing where it was pushed to") from error
+        yield BUNDLE_ENTRY.pack(kind, len(data), name.encode("ascii"))
+        yield data
+
+
+class _Stream:
+    """Pieces, read like a file."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = memoryview(b"")
+
+    def read(self, count: int, /) -> bytes:
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return b""
+            self._rest = memoryview(piece)
+        data = bytes(self._rest[:count])
+        self._rest = self._rest[count:]
+        return data
