@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import anyio
+from serai.runtime.to_the_end import to_the_end
 
 T = TypeVar("T")
 
@@ -46,9 +46,7 @@ class EngineThread:
                 loop.call_soon_threadsafe(deliver, value, None)
 
         self._jobs.put(job)
-        with anyio.CancelScope(shield=True):
-            await asyncio.wait([done])
-        return done.result()
+        return await to_the_end(done)
 
     def close(self) -> None:
         """Let the thread end after the jobs it already has, and wait for it."""

@@ -7,7 +7,6 @@ asked for while it is being moved and simply waits for the move.
 from collections.abc import Callable
 
 import anyio
-import anyio.to_thread
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +17,7 @@ from serai.runtime.journal import Journal, Record, Stored
 from serai.runtime.prefixes import Kept, Prefixes
 from serai.runtime.residency import Tier
 from serai.runtime.state import State, StatePool, fill, session_bytes
+from serai.runtime.to_the_end import in_thread_to_the_end
 from serai.runtime.turns import Timeline
 
 
@@ -111,8 +111,7 @@ class Keeper:
             empty.release()
             reservation.close()
         try:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(fill, draft, self._pool.layout, snapshot)
+            await in_thread_to_the_end(lambda: fill(draft, self._pool.layout, snapshot))
         except BaseException:
             draft.abandon()
             raise

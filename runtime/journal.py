@@ -21,6 +21,7 @@ from serai.checkpoints.snapshot import Fingerprint, Snapshot, StateLayout
 from serai.checkpoints.store import Store
 from serai.runtime.errors import BadParameter, FormatUnknown, SessionGone, SnapshotCorrupt, SnapshotMissing
 from serai.runtime.state import State, snapshot_of
+from serai.runtime.to_the_end import in_thread_to_the_end
 from serai.runtime.turns import Span, Timeline
 
 log = logging.getLogger(__name__)
@@ -102,17 +103,16 @@ class Journal:
         if store is None:
             return
 
-        def work(nodes: Sequence[NodeRecord]) -> None:
-            for node in nodes:
-                store.record(node)
+        def work() -> None:
+            for entry in fresh:
+                store.record(entry.node)
+                entry.durable = True
 
         with anyio.CancelScope(shield=True):
             async with self._writing:
                 fresh = [entry for entry in entries if not entry.durable]
                 if fresh:
-                    await anyio.to_thread.run_sync(work, [entry.node for entry in fresh])
-                    for entry in fresh:
-                        entry.durable = True
+                    await in_thread_to_the_end(work)
 
     async def save(self, node: NodeRecord, state: State, reason: str) -> Point:
         """Store the whole state under a node that is durable already."""
@@ -121,10 +121,7 @@ class Journal:
             raise BadParameter('pausing needs a place to keep the state; open the runtime with store="some/folder"')
         snapshot = snapshot_of(self._layout, state.retain())
         try:
-            with anyio.CancelScope(shield=True):
-                report = await anyio.to_thread.run_sync(
-                    lambda: store.save(node.id, snapshot, self._fingerprint, reason=reason)
-                )
+            report = await in_thread_to_the_end(lambda: store.save(node.id, snapshot, self._fingerprint, reason=reason))
         finally:
             state.release()
         return Point(node.id, node.session_id, node.position, report.raw_bytes, report.written_bytes, report.elapsed_s)

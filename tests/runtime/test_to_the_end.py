@@ -1,0 +1,83 @@
+"""Cancelled callers come back only when the thread has: asyncio's own cancellation is no exception."""
+
+import asyncio
+import threading
+
+import anyio
+import pytest
+
+from serai.runtime.engine_thread import EngineThread
+from serai.runtime.to_the_end import in_thread_to_the_end
+
+pytestmark = pytest.mark.anyio
+
+
+class Slow:
+    """Work on a thread that ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.ended = False
+        self._loop = asyncio.get_running_loop()
+        self._go_on = threading.Event()
+
+    def __call__(self) -> int:
+        self._loop.call_soon_threadsafe(self.begun.set)
+        assert self._go_on.wait(timeout=10), "the test lets it end"
+        self.ended = True
+        return 7
+
+    def end(self) -> None:
+        self._go_on.set()
+
+
+async def test_the_result_comes_back_and_so_does_an_error() -> None:
+    assert await in_thread_to_the_end(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        await in_thread_to_the_end(lambda: 1 // 0)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_cancelled_task_ends_after_its_thread(times: int) -> None:
+    """B105: a second cancellation while the first is being waited for changes nothing."""
+    slow = Slow()
+    task = asyncio.ensure_future(in_thread_to_the_end(slow))
+    await slow.begun.wait()
+    for _ in range(times):
+        task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert not task.done()
+    slow.end()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert slow.ended
+
+
+async def test_a_cancelled_scope_lets_the_call_come_to_its_result() -> None:
+    slow = Slow()
+    results = []
+
+    async def call() -> None:
+        results.append(await in_thread_to_the_end(slow))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call)
+        await slow.begun.wait()
+        tasks.cancel_scope.cancel()
+        slow.end()
+    assert results == [7]
+
+
+async def test_the_engine_thread_is_waited_for_too() -> None:
+    thread, slow = EngineThread(), Slow()
+    task = asyncio.ensure_future(thread.call(slow))
+    await slow.begun.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    slow.end()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert slow.ended
+    thread.close()
