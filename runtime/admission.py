@@ -64,6 +64,12 @@ class Admission:
         limit = self._pool.limit_bytes
         return None if limit is None else limit - self._pool.live_bytes - self.reserved_bytes
 
+    def check(self, needed_bytes: int) -> None:
+        """Raise `OutOfBudget`, with the numbers, when so much could not be had even alone."""
+        limit = self._pool.limit_bytes
+        if limit is not None and needed_bytes > limit:
+            raise OutOfBudget(what="this call", needed_bytes=needed_bytes, free_bytes=limit)
+
     async def enter(self, needed_bytes: int, *, held_bytes: int, going_on: bool) -> Reservation:
         """Wait until `needed_bytes` are free and reserve them.
 
@@ -71,9 +77,7 @@ class Admission:
         `OutOfBudget` when it could not fit even alone, or when it is going on and nobody else could make room;
         `TooManyWaiting` when the queue is full; `WaitedTooLong` after `max_wait_s`.
         """
-        limit = self._pool.limit_bytes
-        if limit is not None and needed_bytes + held_bytes > limit:
-            raise OutOfBudget(what="this call", needed_bytes=needed_bytes + held_bytes, free_bytes=limit)
+        self.check(needed_bytes + held_bytes)
         queue = self._going_on if going_on else self._queue
         ahead = self._going_on if going_on else self._going_on + self._queue
         if not ahead and self._fits(needed_bytes):

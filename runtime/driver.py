@@ -80,12 +80,14 @@ class Driver:
         draws: tuple[Draw, ...] = (),
         *,
         prefill: bool = False,
+        going_on: bool | None = None,
     ) -> tuple[State, tuple[Sampled, ...]]:
         """Feed `tokens` (int32 `[n]`, n may be 0) after `state`, then draw when asked to.
 
         `state` stays the caller's; the state given back is a new reference the caller owns. On any error, and on
         cancellation, there is no new state and everything taken meanwhile is given back. A prompt (`prefill`) may be
-        fed in several steps; everything else is fed in one.
+        fed in several steps; everything else is fed in one. `going_on` (everything that is no prompt) goes before those
+        that have not begun, when memory is short.
 
         With several `draws` the last `len(draws) - 1` tokens are guesses (see `Segment`). When one was wrong, fewer
         tokens come back than draws went in, nothing has been fed, and the state given back is `state` again.
@@ -94,8 +96,8 @@ class Driver:
             raise self._refusal
         reservation = await self._admission.enter(
             self._pool.growth_bytes(state, len(tokens)),
-            held_bytes=self._pool.held_bytes(state)[0],
-            going_on=not prefill,
+            held_bytes=sum(self._pool.held_bytes(state)),
+            going_on=not prefill if going_on is None else going_on,
         )
         try:
             return await self._advance(_Request(workflow, state.retain(), tokens, draws, prefill, reservation))
@@ -227,7 +229,8 @@ class Driver:
             request.draft = None
             before.release()
         request.fed += rows
-        request.reservation.keep(self._pool.growth_bytes(request.state, len(request.tokens) - request.fed))
+        left = len(request.tokens) - request.fed
+        request.reservation.keep(self._pool.growth_bytes(request.state, left, states=1))
         if request.fed == len(request.tokens):
             request.drawn = outcome.drawn
             self._end(key, None)

@@ -10,7 +10,7 @@ then tails `[kda_layers, 3 (q, k, v), taps, heads * head_dim]`, oldest tap first
 Layout of a page: `[mla_layers, page_tokens, latent_width]`, float32 or bfloat16 (held as uint16).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
@@ -291,14 +291,22 @@ class StatePool:
             own += part_bytes(self.layout, Part.PAGE) * sum(page.refs == 1 for page in state.table.pages)
         return own, whole - own
 
-    def growth_bytes(self, before: State, tokens: int) -> int:
+    def most_bytes(self, held: Iterable[State], tokens: int) -> int:
+        """The most that will be held while the last of `held` states is fed up to position `tokens`, all included."""
+        states = list(held)
+        buffers = {buffer for state in states for buffer in state.buffers()}
+        kept = sum(part_bytes(self.layout, buffer.part) for buffer in buffers)
+        return kept + self.growth_bytes(states[-1], tokens - states[-1].position)
+
+    def growth_bytes(self, before: State, tokens: int, *, states: int = 2) -> int:
         """The most that feeding `tokens` more after `before` will hold besides `before`, logits included.
 
-        More than one token may be fed in several steps, each of which needs the state before it and the one after.
+        More than one token may be fed in several steps, each of which needs the state before it and the one after; a
+        caller who lets go of `before` in the first of them needs one of those `states` less.
         """
         new_pages = pages_for(self.layout, before.position + tokens) - len(before.table.pages)
         shared_tail = bool(before.table.pages) and before.position % self.layout.page_tokens != 0
-        needed = {Part.PAGE: new_pages + int(shared_tail), Part.FIXED: min(tokens, 2), Part.LOGITS: min(tokens, 1)}
+        needed = {Part.PAGE: new_pages + int(shared_tail), Part.FIXED: min(tokens, states), Part.LOGITS: min(tokens, 1)}
         return self._bytes_of(needed)
 
     def trim(self) -> int:

@@ -34,9 +34,11 @@ class Trail:
         state = own.retain() if found is None else found
         reused, every = state.position - start, services.policy.snapshot_every
         try:
+            services.admission.check(services.pool.most_bytes((own, state), len(whole)))
             while state.position < len(whole):
                 end = min((state.position // every + 1) * every, len(whole))
-                before, state = state, await self._compute(state, whole[:end])
+                going_on = state.position > start + reused
+                before, state = state, await self._compute(state, whole[:end], going_on=going_on)
                 before.release()
         except BaseException:
             state.release()
@@ -45,13 +47,16 @@ class Trail:
         services.driver.counters.reused_tokens += reused
         return state, reused
 
-    async def _compute(self, before: State, whole: NDArray[np.int32]) -> State:
-        """The state after all of `whole`, left for others who are waiting for just that."""
+    async def _compute(self, before: State, whole: NDArray[np.int32], *, going_on: bool) -> State:
+        """The state after all of `whole`, left for others who are waiting for just that.
+
+        `going_on` says that memory is held which only the end of the whole append gives back.
+        """
         prefixes, digest = self._services.prefixes, digest_of(whole)
         ended = prefixes.begin(self._namespace, len(whole), digest)
         try:
             ids = whole[before.position :]
-            state, _ = await self._services.driver.advance(self._workflow, before, ids, prefill=True)
+            state, _ = await self._services.driver.advance(self._workflow, before, ids, prefill=True, going_on=going_on)
             self._left(prefixes.keep(self._namespace, digest, state, owner=self._session_id))
         finally:
             ended()

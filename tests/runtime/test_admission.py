@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from serai.runtime import FinishReason, Runtime, SamplingParams
 from serai.runtime.errors import OutOfBudget
 from serai.runtime.residency import Idle, Tier, value_of_moving, victims
 from serai.runtime.scheduler import Limits
+from serai.runtime.services import Policy
 from serai.runtime.state import Part, part_bytes, session_bytes
 from tests.runtime.fake_runtime import fake_runtime
 from tests.runtime.scripted import LAYOUT, ScriptedModel
@@ -37,6 +39,28 @@ async def test_a_call_that_can_never_fit_is_refused_with_the_numbers() -> None:
         assert refused.value.free_bytes == limit
         assert refused.value.needed_bytes > limit
         assert rt.counters.steps == 0
+
+
+async def test_a_long_append_that_can_never_fit_is_refused_before_its_first_token() -> None:
+    """B119: not after all the pieces that do fit were computed."""
+    kept = Policy(reuse=True, snapshot_every=8)
+    async with fake_runtime(limit_bytes=RUNNING + 10 * PAGE, policy=kept, limits=Limits(8, 8)) as rt:
+        session = await rt.session()
+        with pytest.raises(OutOfBudget, match="this call needs"):
+            await session.append([1] * 100)
+        assert (rt.counters.steps, session.position) == (0, 0)
+        await session.append([1] * 30)
+        assert rt.counters.prefilled_tokens == 30
+
+
+async def test_what_is_promised_and_what_is_live_never_pass_the_budget_between_steps() -> None:
+    async with fake_runtime(limit_bytes=RUNNING + 30 * PAGE, limits=Limits(4, 4)) as rt:
+        session = await rt.session()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(session.append, [1] * 100)
+            while session.position == 0:
+                within(rt)
+                await anyio.lowlevel.checkpoint()
 
 
 async def test_two_that_fit_only_one_after_the_other_are_each_prefilled_once() -> None:
