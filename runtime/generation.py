@@ -133,7 +133,7 @@ class Generation:
         if self._begun and self.finish_reason is None:
             self.finish_reason = FinishReason.CANCELLED
             self._forget_batch()
-            self._session.unclaim()
+            self._session.dropped()
 
     def _begin(self) -> None:
         session = self._session

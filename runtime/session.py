@@ -350,10 +350,15 @@ class Session:
         if self._doing is not None:
             raise SessionBusy(session_id=self.id, doing=self._doing)
         self._doing = doing
+        self._used_s = self._services.now_s()
 
     def unclaim(self) -> None:
         self._doing = None
         self._used_s = self._services.now_s()
+
+    def dropped(self) -> None:
+        """As `unclaim`, for a reader who vanished: Python may say so when no event loop runs, so no clock is read."""
+        self._doing = None
 
     def lagged(self, token: int) -> None:
         """As `advanced`, when the state after the token is part of a longer one that is not taken over yet."""

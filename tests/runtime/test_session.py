@@ -143,6 +143,18 @@ async def test_leaving_the_iteration_keeps_exactly_what_was_handed_out(rt: Runti
     assert session.tokens().tolist() == [5, 6, *seen, 1]
 
 
+async def test_a_reader_that_vanishes_outside_the_event_loop_frees_its_session(rt: Runtime) -> None:
+    session = await rt.session()
+    await session.append([5, 6])
+    stream = session.generate(GREEDY)
+    await anext(stream)
+    ended = threading.Thread(target=stream.__del__)  # as when Python collects it on another thread
+    ended.start()
+    ended.join()
+    await session.append([1])
+    assert session.position == 4
+
+
 async def test_a_cancelled_append_leaves_the_session_as_it_was() -> None:
     gate = Gate(step=3)
     async with fake_runtime(ScriptedModel(before_layer=gate), limits=Limits(4, 4)) as rt:
@@ -182,6 +194,20 @@ async def test_a_cancelled_call_does_not_hold_up_the_others_in_its_step() -> Non
         kept = a.tokens().tolist()[1:]
         rest = SamplingParams(temperature=0, max_tokens=8 - len(kept))
         assert kept + list((await a.generate(rest).collect()).tokens) == greedy_by_hand([1], 8)
+
+
+async def test_a_parent_that_closes_takes_nothing_from_its_working_forks() -> None:
+    gate = Gate(step=2)
+    async with fake_runtime(ScriptedModel(before_layer=gate), limits=Limits(4, 4)) as rt:
+        parent = await rt.session()
+        await parent.append([1, 2])
+        child = await parent.fork()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(child.append, [3] * 12)
+            await gate.reached.wait()
+            await parent.close()
+            gate.open()
+        assert child.tokens().tolist() == [1, 2] + [3] * 12
 
 
 async def test_a_second_call_meanwhile_is_refused_not_interleaved(rt: Runtime) -> None:
