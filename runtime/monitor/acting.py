@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
+from serai.checkpoints.names import check_text
 from serai.runtime.monitor.files import new_file
 from serai.runtime.monitor.source import Action, ActionKind, ActionRefused, Outcome
 
@@ -30,6 +31,8 @@ async def act(
     match action.kind:
         case ActionKind.FORK:
             parent = _live(runtime, action)
+            if action.value is not None:
+                check_text(action.value, "label", may_be_empty=True)
             fork = await parent.fork(label=action.value)
             return Outcome(f"forked at position {fork.position:,}", fork.id)
         case ActionKind.PAUSE:
@@ -47,7 +50,9 @@ async def act(
         case ActionKind.TAG:
             return await _tag(_live(runtime, action), _need(store, "tags"), action.value or "")
         case ActionKind.LABEL:
-            _live(runtime, action).label = action.value or ""
+            session = _live(runtime, action)
+            check_text(action.value or "", "label", may_be_empty=True)
+            session.label = action.value or ""
             return Outcome("labelled")
         case ActionKind.DELETE:
             return await _delete(runtime, store, action.session_id)

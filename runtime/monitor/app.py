@@ -1,7 +1,10 @@
 """The monitor on a terminal: keys become changes of the model or actions on the source, the model becomes pages."""
 
+import asyncio
+import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -49,7 +52,7 @@ class Monitor(App[None]):
     """Watches `source`, asking for its status every `every_s` seconds; None leaves asking to the caller of `poll`."""
 
     TITLE = "serai monitor"
-    CSS = "Screen { layout: vertical; } #search { height: 1; border: none; padding: 0 1; display: none; }"
+    CSS = "Screen { layout: vertical; } #search { padding: 0 1; display: none; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(key.keys, key.action, key.told, show=False) for key in keys.ALL),
         Binding("ctrl+c", "quit", show=False, priority=True),
@@ -80,13 +83,16 @@ class Monitor(App[None]):
         yield Lines(lambda width: title_line(self.model, width), id="title")
         yield Lines(lambda width: tabs_line(self.model), id="tabs")
         yield PageView(id="page")
-        yield Input(placeholder="search labels, namespaces and ids; enter keeps, esc clears", id="search")
+        told = "search labels, namespaces and ids; enter keeps, esc clears"
+        yield Input(placeholder=told, id="search", compact=True)
         yield Lines(lambda width: hints_line(self.model, width), id="hints")
 
     def on_mount(self) -> None:
         self._page.turn(self._make)
         self._page.focus()
         if self._every_s is not None:
+            # Being told to end is no reason to leave the terminal in disorder.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit)
             self.run_worker(self._poll_always())
             self.run_worker(self._listen_always(self._every_s))
 
@@ -146,8 +152,9 @@ class Monitor(App[None]):
     async def listen(self) -> bool:
         """Log events until the connection ends; False when there will never be any."""
         try:
-            async for event in self._source.events():
-                self.model.happened(event, self._clock())
+            async with aclosing(self._source.events()) as events:
+                async for event in events:
+                    self.model.happened(event, self._clock())
         except SourceUnreachable:
             return True  # the next poll finds out, and says so
         self.model.log.append(LogEntry(self._clock(), "no events", detail="this server tells none; only figures"))
@@ -212,7 +219,7 @@ class Monitor(App[None]):
     def _turn(self, view: View) -> None:
         model = self.model
         if view is View.EXPERTS and (model.status is None or model.status.experts is None):
-            model.notice = "this model's experts are all in memory, or it has none"
+            model.tell("this model's experts are all in memory, or it has none")
         else:
             if model.view not in (View.DETAIL, View.HELP):
                 model.came_from = model.view
@@ -323,7 +330,7 @@ class Monitor(App[None]):
         """The selected session, where one is in view."""
         session = self.model.session(self.model.selected)
         if self.model.view not in (View.SESSIONS, View.DETAIL) or session is None:
-            self.model.notice = "select a session first (1 shows them)"
+            self.model.tell("select a session first (1 shows them)")
             self.redraw()
             return None
         return session
@@ -342,10 +349,10 @@ class Monitor(App[None]):
         try:
             outcome = await do()
         except (ActionRefused, SourceUnreachable) as error:
-            self.model.notice = f"{what}: {error}"
+            self.model.tell(f"{what}: {error}")
             self.model.log.append(LogEntry(self._clock(), "refused", session_id, label, self.model.notice))
         else:
-            self.model.notice = f"{what}: {outcome.message}"
+            self.model.tell(f"{what}: {outcome.message}")
             self.model.log.append(LogEntry(self._clock(), "asked", session_id, label, self.model.notice))
             if what == ActionKind.PAUSE.value:
                 self.model.was_paused(session_id)

@@ -20,7 +20,7 @@ _BOX_CSS = """
     }
     & Horizontal { height: auto; align-horizontal: right; }
     & Button { margin-left: 2; }
-    & Input { border: none; height: 1; padding: 0; background: $boost; }
+    & Input { background: $boost; }
 """
 
 
@@ -70,7 +70,7 @@ class Ask(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical():
             yield Static(Content(printable(self._question)))
-            yield Input(printable(self._value))
+            yield Input(printable(self._value), compact=True)
 
     @on(Input.Submitted)
     def _submitted(self, event: Input.Submitted) -> None:

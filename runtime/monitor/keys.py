@@ -30,7 +30,7 @@ MOVES = (
     Key("end,G", "end G", "move_to(-1)", "", "To the last line"),
 )
 LISTING = (
-    Key("slash", "/", "search", "search", "Search labels, namespaces and ids"),
+    Key("slash", "/", "search", "search", "Search labels, namespaces and how ids begin"),
     Key("o", "o", "order", "order", "Order by the next column; the first order is the tree of forks"),
     Key("O", "O", "reverse", "", "Reverse the order"),
     Key("v", "v", "showing", "filter", "Show only busy, idle, hot, cold ... sessions"),

@@ -12,6 +12,8 @@ from serai.runtime.status import SessionStatus, Status
 
 KEPT_LOG = 2_000
 KEPT_PAUSED = 200
+NOTICE_LOOKS = 10
+"""How many statuses a notice outlasts: long enough to be read, short enough not to be taken for news."""
 
 
 class View(Enum):
@@ -69,11 +71,19 @@ class Model:
     folded: set[str] = field(default_factory=set)
     selected: str | None = None
     notice: str = ""
+    _notice_left: int = 0
     _departed: dict[str, SessionStatus] = field(default_factory=dict)
+
+    def tell(self, notice: str) -> None:
+        """Show a sentence for a while."""
+        self.notice, self._notice_left = notice, NOTICE_LOOKS
 
     def saw(self, status: Status, time: str) -> bool:
         """A status arrived; whether it is the first one since the connection was lost or the runtime restarted."""
         was_lost = not self.connection.is_live
+        self._notice_left -= 1
+        if self._notice_left < 0:
+            self.notice = ""
         restarted = self.history.add(status)
         live = {one.id for one in status.sessions}
         before = () if self.status is None else self.status.sessions

@@ -71,7 +71,8 @@ def rows(
     query: str = "",
     folded: Collection[str] = (),
 ) -> tuple[Row, ...]:
-    """The sessions to show, in order. `query` is looked for in label, namespace and id, whatever the case.
+    """The sessions to show, in order. `query` is looked for in label and namespace, and at the beginning of the id,
+    whatever the case.
 
     A session that is filtered out leaves its forks where they are, one step further left. Whatever the parents say
     (one that is gone, itself, a circle), every session comes exactly once.
@@ -81,7 +82,9 @@ def rows(
         one
         for one in sessions
         if _TESTS[showing](one)
-        and (not needle or any(needle in text.casefold() for text in (one.label, one.namespace, one.id)))
+        and (
+            needle in one.label.casefold() or needle in one.namespace.casefold() or one.id.casefold().startswith(needle)
+        )
     ]
     if order is not Order.TREE:
         return tuple(Row(one) for one in sorted(shown, key=_KEYS[order], reverse=reverse))

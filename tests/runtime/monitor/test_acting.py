@@ -5,6 +5,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from serai.checkpoints.errors import NameInvalid
 from serai.checkpoints.store import Store
 from serai.runtime.errors import BadParameter, SessionGone
 from serai.runtime.events import EventKind, SessionEvent
@@ -35,6 +36,11 @@ async def test_a_fork_and_a_label_are_live_at_once() -> None:
         assert (fork.parent, fork.label, fork.position) == (session.id, "reader", 3)
         await act(runtime, Action(ActionKind.LABEL, fork.id, "[b]"))
         assert fork.label == "[b]"
+        for kind in (ActionKind.FORK, ActionKind.LABEL):
+            with pytest.raises(NameInvalid):
+                await act(runtime, Action(kind, fork.id, "two\nlines"))
+        assert fork.label == "[b]"
+        assert len(runtime.status().sessions) == 2
 
 
 async def test_a_paused_session_is_resumed_by_its_point(tmp_path: Path) -> None:

@@ -137,3 +137,17 @@ async def test_actions_work_on_the_session_in_detail() -> None:
         await pilot.press("down", "down", "enter", "f")
         await done(app, pilot)
         assert source.actions == [Action(ActionKind.FORK, "docs")]
+
+
+async def test_a_notice_goes_after_a_while() -> None:
+    async with watching(Scripted()) as (app, pilot):
+        await pilot.press("f")
+        await done(app, pilot)
+        for _ in range(8):
+            await app.poll()
+        await pilot.pause()
+        assert "fork done" in screen(app)[-1]
+        await app.poll()
+        await app.poll()
+        await pilot.pause()
+        assert "? help" in screen(app)[-1]

@@ -65,10 +65,10 @@ async def served(runtime: Runtime, folder: Path, store: Store | None = None) -> 
 
 async def test_figures_actions_and_refusals_cross_the_wire(tmp_path: Path) -> None:
     async with fake_runtime(store=tmp_path / "store") as runtime, served(runtime, tmp_path) as source:
-        session = await runtime.session(label="[/b] \u202e字")
+        session = await runtime.session(label="[/b] 字")
         await session.append([1, 2, 3])
         (seen,) = (await source.status()).sessions
-        assert (seen.id, seen.label, seen.position) == (session.id, "[/b] \u202e字", 3)
+        assert (seen.id, seen.label, seen.position) == (session.id, "[/b] 字", 3)
         assert await source.comparison() == ()
         fork = await source.act(Action(ActionKind.FORK, session.id, "two"))
         assert {one.id for one in (await source.status()).sessions} == {session.id, fork.session_id}

@@ -98,6 +98,24 @@ def test_the_process_ends_with_its_terminal(ignored: bool) -> None:
     assert code == TERMINAL_GONE or (code == -signal.SIGHUP and not ignored)
 
 
+def test_a_program_that_is_told_to_end_puts_the_terminal_in_order() -> None:
+    with terminal() as (master, slave):
+        environ = os.environ | {"TERM": "xterm-256color"}
+        program = subprocess.Popen(COMMAND, stdin=slave, stdout=slave, stderr=slave, env=environ, cwd=ROOT)
+        try:
+            read_until(master, b"planner")
+            before = termios.tcgetattr(slave)[3]
+            program.terminate()
+            assert b"\x1b[?1049l" in read_until(master, b"\x1b[?25h")
+            assert program.wait(timeout=10.0) == 0
+            after = termios.tcgetattr(slave)[3]
+        finally:
+            program.kill()
+            program.wait()
+    assert not before & termios.ECHO
+    assert after & termios.ECHO
+
+
 @pytest.mark.parametrize("kind", ["dumb", "", "no keyboard"])
 def test_a_refusal_is_one_line_and_leaves_the_terminal_alone(kind: str) -> None:
     """B111: exit code 2, no traceback, no escape sequence."""
