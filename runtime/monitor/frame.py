@@ -81,15 +81,28 @@ def hints_line(model: Model, width: int) -> Line:
         return line(Span(fit(f" {model.connection.problem}", width), Tone.BAD))
     spans: list[Span] = []
     room = width
-    groups = (*keys.VIEWS, *keys.LISTING, *keys.ACTIONS, *keys.OTHERS)
-    shown = [key for key in groups if key.hint]
-    for key in (shown[-2:] + shown[:-2]) if model.view in (View.SESSIONS, View.DETAIL) else shown[-2:]:
+    for key in _hinted(model.view):
         text = f" {key.shown} {key.hint} "
         room -= len(text)
         if room < 0:
             break
         spans.extend((Span(f" {key.shown}", Tone.STRONG), Span(f" {key.hint} ", Tone.DIM)))
     return tuple(spans)
+
+
+def _hinted(view: View) -> list[keys.Key]:
+    """The keys worth naming in a view, the most needed first."""
+    others = [key for key in keys.OTHERS if key.hint]
+    match view:
+        case View.SESSIONS:
+            listed = (*keys.VIEWS, *keys.LISTING, *keys.ACTIONS)
+            return [*others, *(key for key in listed if key.hint and key is not keys.BACK)]
+        case View.DETAIL:
+            return [keys.BACK, *others, *(key for key in keys.ACTIONS if key.hint)]
+        case View.HELP:
+            return [keys.BACK, *others]
+        case _:
+            return others
 
 
 def help_page() -> Page:

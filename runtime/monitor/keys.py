@@ -13,13 +13,14 @@ class Key(NamedTuple):
     told: str
 
 
+BACK = Key("escape", "esc", "back", "back", "Go back; show all sessions again")
 VIEWS = (
     Key("1", "1", "view('sessions')", "", "Show the sessions"),
     Key("2", "2", "view('budget')", "", "Show the memory budget"),
     Key("3", "3", "view('experts')", "", "Show the expert cache"),
     Key("4", "4", "view('log')", "", "Show the log of events"),
     Key("enter", "enter", "open", "details", "Show the selected session in detail"),
-    Key("escape", "esc", "back", "", "Go back; show all sessions again"),
+    BACK,
 )
 MOVES = (
     Key("up,k", "↑ k", "move(-1)", "", "Up"),

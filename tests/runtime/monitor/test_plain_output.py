@@ -1,6 +1,7 @@
 """Where no screen can be drawn: tables, lines and JSON."""
 
 import json
+import sys
 
 import anyio
 import pytest
@@ -60,3 +61,13 @@ def test_a_server_that_is_not_there_is_one_sentence() -> None:
     assert result.exit_code == 1
     assert json.loads(result.stdout)["error"]["kind"] == "SourceUnreachable"
     assert result.stderr.startswith("serai: http://127.0.0.1:9 can't be watched: ")
+
+
+def test_a_missing_package_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    monkeypatch.delitem(sys.modules, "serai.runtime.monitor.http_source", raising=False)
+    result = runner.invoke(app, ["monitor", "--once"])
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "serai: the monitor needs the package httpx; install it with: pip install 'serai[monitor]'\n"
+    )
