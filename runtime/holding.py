@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from serai.checkpoints.snapshot import Snapshot
 from serai.runtime.admission import Admission
 from serai.runtime.driver import Driver
+from serai.runtime.errors import ShuttingDown
 from serai.runtime.journal import Journal, Record, Stored
 from serai.runtime.prefixes import Kept, Prefixes
 from serai.runtime.residency import Tier
@@ -126,6 +127,7 @@ class Holding:
         self._state = state
         self._lag: list[int] = []
         self._moving = anyio.Lock()
+        self._released = False
         self.position = position
 
     @property
@@ -144,6 +146,9 @@ class Holding:
 
     def become(self, state: State) -> None:
         """Hold the next state, given by reference, and let go of the one before."""
+        if self._released:
+            state.release()
+            return
         before, self._state = self._state, state
         self._lag.clear()
         self.position = state.position
@@ -167,15 +172,22 @@ class Holding:
             if self._state is None:
                 await record.flush()
                 stored = await self._keeper.find(record.point())
-                self._state = await self._keeper.rebuild(stored)
+                self._arrived(await self._keeper.rebuild(stored))
                 self._keeper.promotions += 1
-                self._lag.clear()
             if self._lag:
-                before = self._state
-                self._state = await self._keeper.catch_up(before, self._lag)
-                self._lag.clear()
-                before.release()
-            return self._state
+                self._arrived(await self._keeper.catch_up(self._live(), self._lag))
+            return self._live()
+
+    def _arrived(self, state: State) -> None:
+        """What was waited for is here, and nobody may want it any more."""
+        self.become(state)
+        if self._released:
+            raise ShuttingDown
+
+    def _live(self) -> State:
+        if self._state is None:
+            raise AssertionError("a holding that was heated has a state")
+        return self._state
 
     async def cool(self, record: Record, in_use: Callable[[], bool]) -> bool:
         """Store the state and free its memory; False when somebody came to use it meanwhile, and then it stays."""
@@ -192,7 +204,8 @@ class Holding:
             return True
 
     def release(self) -> None:
-        """Free what is held; the holding is not used after."""
+        """Free what is held, and whatever a call that is still under way comes back with."""
+        self._released = True
         if self._state is not None:
             self._state.release()
             self._state = None

@@ -206,7 +206,7 @@ class Runtime:
             try:
                 await session.close()
             except SessionBusy:
-                session.discard()
+                await session.break_off()
         self._services.driver.close()
 
     def _chat_format(self) -> ChatFormat:

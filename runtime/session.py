@@ -150,6 +150,7 @@ class Session:
 
     async def hot(self) -> State:
         """The live state, brought back from the store first if need be. For whoever holds the session."""
+        self._check_open()
         was = self.tier
         state = await self._holding.heat(self.record)
         if was is Tier.COLD:
@@ -255,6 +256,9 @@ class Session:
             timeline = self._timeline.at(where, branch=self._timeline.branch)
             timeline.forks = self._timeline.forks
             holding = await self._hold_at(timeline)
+            if not self.is_open:  # the runtime closed meanwhile
+                holding.release()
+                self._check_open()
             before, self._holding = self._holding, holding
             before.release()
             self._timeline = timeline
@@ -401,10 +405,11 @@ class Session:
         self._leave_state()
         self._services.events.tell(EventKind.TURN_ENDED, self.id, f"at position {self.position}")
 
-    def discard(self) -> None:
-        """Free the state without waiting for anything; the runtime's last resort when it shuts down."""
+    async def break_off(self) -> None:
+        """Close, though a call is under way: what it has handed out is made durable. For a runtime that shuts down."""
         if self._life is Life.OPEN:
             self._end(Life.CLOSED)
+            await self.record.flush()
 
     def idle(self, now_s: float) -> Idle | None:
         """What moving this session out of memory would bring; None while it is in use, cold or empty."""
