@@ -33,7 +33,7 @@ async def act(
             parent = _live(runtime, action)
             if action.value is not None:
                 check_text(action.value, "label", may_be_empty=True)
-            fork = await parent.fork(label=action.value)
+            fork = await parent.fork(turn=action.turn, position=action.position, label=action.value)
             return Outcome(f"forked at position {fork.position:,}", fork.id)
         case ActionKind.PAUSE:
             point = await _live(runtime, action).pause()

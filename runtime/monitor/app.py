@@ -290,6 +290,30 @@ class Monitor(App[None]):
         else:
             self._start(action)
 
+    def action_ask_fork(self) -> None:
+        session = self._acted_on()
+        if session is None:
+            return
+
+        def answered(place: str | None) -> None:
+            digits = (place or "").strip().removeprefix("@").replace(",", "")
+            if place is None:
+                return
+            if not (digits.isascii() and digits.isdigit()):
+                self.model.tell("fork: name a turn such as 2, or a position such as @9000")
+                self.redraw()
+            elif "@" in place:
+                self._start(Action(ActionKind.FORK, session.id, position=int(digits)))
+            else:
+                self._start(Action(ActionKind.FORK, session.id, turn=int(digits)))
+
+        self.push_screen(
+            Ask(
+                f"Fork {_name(session)} at the end of which turn (0 to {session.turn:,}), or at which position (@9000)?"
+            ),
+            answered,
+        )
+
     def action_ask_tag(self) -> None:
         self._ask_value(ActionKind.TAG, "A tag for the point where {name} stands:", lambda one: "")
 

@@ -117,8 +117,9 @@ class Demo:
         status = agent.status
         match action.kind:
             case ActionKind.FORK:
-                fork = self._begin(status, action.value or status.label, status.position)
-                return Outcome(f"forked at position {status.position:,}", fork.id)
+                where = status.position if action.position is None else min(action.position, status.position)
+                fork = self._begin(replace(status, position=where), action.value or status.label, where)
+                return Outcome(f"forked at position {where:,}", fork.id)
             case ActionKind.PAUSE:
                 self._paused[status.id] = self._end(status.id, EventKind.PAUSED)
                 return Outcome(f"paused at position {status.position:,}, {status.own_bytes:,} bytes written", status.id)

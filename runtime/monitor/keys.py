@@ -39,6 +39,7 @@ LISTING = (
 )
 ACTIONS = (
     Key("f", "f", "act('fork')", "fork", "Fork the selected session where it stands"),
+    Key("F", "F", "ask_fork", "", "Fork it at the end of an earlier turn, or at an earlier position"),
     Key("p", "p", "act('pause')", "pause", "Pause it: its state becomes durable and its memory free"),
     Key("r", "r", "act('resume')", "resume", "Resume it, or bring it back into memory"),
     Key("R", "R", "resume_other", "", "Resume any point, session or tag by its name"),

@@ -45,15 +45,20 @@ class ActionKind(Enum):
 class Action:
     """Something to do to one session. `value` is the tag, the label or the fork's label.
 
-    For RESUME `session_id` may also be a point or a tag.
+    For RESUME `session_id` may also be a point or a tag. FORK starts at the end of a `turn` or at a `position`, where
+    one is given, instead of where the session stands.
     """
 
     kind: ActionKind
     session_id: str
     value: str | None = None
+    turn: int | None = None
+    position: int | None = None
 
-    def to_json(self) -> dict[str, str | None]:
-        return {"action": self.kind.value, "session": self.session_id, "value": self.value}
+    def to_json(self) -> dict[str, str | int | None]:
+        places = {"turn": self.turn, "position": self.position}
+        given = {name: number for name, number in places.items() if number is not None}
+        return {"action": self.kind.value, "session": self.session_id, "value": self.value, **given}
 
     @classmethod
     def from_json(cls, body: object) -> "Action":
@@ -68,7 +73,11 @@ class Action:
             raise BadParameter(f"session is {session_id!r}, but must be the id of a session")
         if value is not None and not isinstance(value, str):
             raise BadParameter(f"value is {value!r}, but must be text or null")
-        return cls(ActionKind(name), session_id, value)
+        places = {place: body.get(place) for place in ("turn", "position")}
+        for place, number in places.items():
+            if number is not None and (type(number) is not int or number < 0):
+                raise BadParameter(f"{place} is {number!r}, but must be a number from 0 on or null")
+        return cls(ActionKind(name), session_id, value, **places)
 
 
 @dataclass(frozen=True, slots=True)

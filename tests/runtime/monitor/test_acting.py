@@ -34,6 +34,9 @@ async def test_a_fork_and_a_label_are_live_at_once() -> None:
         fork = runtime.find(outcome.session_id or "")
         assert fork is not None
         assert (fork.parent, fork.label, fork.position) == (session.id, "reader", 3)
+        earlier = await act(runtime, Action(ActionKind.FORK, session.id, position=2))
+        assert earlier.message == "forked at position 2"
+        await act(runtime, Action(ActionKind.DELETE, earlier.session_id or ""))
         await act(runtime, Action(ActionKind.LABEL, fork.id, "[b]"))
         assert fork.label == "[b]"
         for kind in (ActionKind.FORK, ActionKind.LABEL):
@@ -149,5 +152,11 @@ def test_actions_are_read_strictly() -> None:
     for body in wrong:
         with pytest.raises(BadParameter):
             Action.from_json(body)
+    earlier = Action(ActionKind.FORK, "a", position=9)
+    assert Action.from_json(earlier.to_json()) == earlier
+    for place in ("turn", "position"):
+        for number in (-1, 1.0, True, "1"):
+            with pytest.raises(BadParameter, match=f"{place} is"):
+                Action.from_json({"action": "fork", "session": "a", place: number})
     with pytest.raises(BadParameter, match="value is 3"):
         Action.from_json({"action": "fork", "session": "a", "value": 3})

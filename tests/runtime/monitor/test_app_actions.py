@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from textual.widgets import Input
 
 from serai.runtime.monitor.source import Action, ActionKind
 from tests.runtime.monitor.scripted import Scripted, done, screen, session, status, watching
@@ -151,3 +152,25 @@ async def test_a_notice_goes_after_a_while() -> None:
         await app.poll()
         await pilot.pause()
         assert "? help" in screen(app)[-1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("1", [Action(ActionKind.FORK, "reader", turn=1)]),
+        ("@9,000", [Action(ActionKind.FORK, "reader", position=9_000)]),
+        ("soon", []),
+        ("", []),
+        ("²", []),
+    ],
+)
+async def test_a_fork_can_start_earlier(typed: str, expected: list[Action]) -> None:
+    source = Scripted()
+    async with watching(source) as (app, pilot):
+        await pilot.press("F")
+        await pilot.pause()
+        app.screen.query_one(Input).value = typed
+        await pilot.press("enter")
+        await done(app, pilot)
+        assert source.actions == expected
+        assert expected or "name a turn such as 2" in screen(app)[-1]
