@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serai.runtime.runtime import Runtime
-from serai.runtime.server import completions, extensions, responses
+from serai.runtime.server import completions, extensions, responses, watching
 from serai.runtime.server.chat_output import ChatAnswer
 from serai.runtime.server.chat_request import read_chat
 from serai.runtime.server.errors import ApiError
@@ -68,6 +68,7 @@ def make_app(service: Service) -> Starlette:
         *completions.ROUTES,
         *responses.ROUTES,
         *extensions.ROUTES,
+        *watching.ROUTES,
     ]
     routes = [Route(path, _guarded(service, path, endpoint), methods=[method]) for method, path, endpoint in table]
     app = Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})

@@ -1,8 +1,9 @@
 """Running the application under uvicorn, with an orderly end."""
 
-import logging
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import anyio
 import uvicorn
@@ -13,7 +14,13 @@ from serai.runtime.runtime import Runtime
 from serai.runtime.server.app import serving
 from serai.runtime.server.options import ServerOptions
 
-log = logging.getLogger(__name__)
+
+class _Server(uvicorn.Server):
+    """Uvicorn without signal handlers of its own: replies are ended in order first."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 def listen(options: ServerOptions) -> socket.socket:
@@ -43,13 +50,31 @@ async def run_server(
             timeout_graceful_shutdown=int(options.shutdown_s) + 2,
             h11_max_incomplete_event_size=64 << 10,
         )
-        server = uvicorn.Server(config)
+        server = _Server(config)
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_stop_on_signals, server, app)
             tasks.start_soon(_announce, server, app, ready)
             tasks.start_soon(_stop_when_dead, server, app)
             await server.serve(sockets=[bound])
             tasks.cancel_scope.cancel()
         return app.state.service.sessions.engine_error is None
+
+
+async def _stop_on_signals(server: uvicorn.Server, app: Starlette) -> None:
+    """The first signal lets replies under way go on for a while, the second doesn't."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with anyio.create_task_group() as tasks:
+            async for _ in signals:
+                if app.state.service.closing:
+                    server.should_exit = server.force_exit = True
+                    tasks.cancel_scope.cancel()
+                    return
+                tasks.start_soon(_end, server, app)
+
+
+async def _end(server: uvicorn.Server, app: Starlette) -> None:
+    await app.state.service.close()
+    server.should_exit = True
 
 
 async def _announce(server: uvicorn.Server, app: Starlette, ready: Callable[[Starlette], None]) -> None:

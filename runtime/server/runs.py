@@ -47,6 +47,7 @@ class Run:
         self.ended = anyio.Event()
         self.emit: Emit | None = None
         self.failure: ApiError | None = None
+        self.session_id: str | None = None
 
     async def tell(self, told: list[Told]) -> None:
         for one in told:
@@ -88,6 +89,16 @@ class Runs:
     def get(self, place_id: str, namespace: str) -> Run | None:
         run = self._runs.get(place_id)
         return run if run is not None and run.request.ask.namespace == namespace else None
+
+    def cancel_session(self, session_id: str) -> bool:
+        """End the response that a session is writing; whether there was one."""
+        for run in self._runs.values():
+            if run.session_id == session_id and not run.ended.is_set() and run.work is not None:
+                run.cancelled = True
+                run.gate.open()
+                run.work.scope.cancel()
+                return True
+        return False
 
     async def prepare(self, request: ResponsesRequest) -> Run:
         """A run for a request, which is fitted to what its conversation has been told before."""
@@ -134,6 +145,7 @@ class Runs:
 
     async def _write(self, run: Run, asked: Asked, began_s: float) -> None:
         writer = asked.writers[0]
+        run.session_id = writer.session.id
         try:
             async with aclosing(writer.pieces()) as pieces:
                 async for piece in pieces:

@@ -105,14 +105,14 @@ class Service:
             if not self._by_namespace[namespace]:
                 del self._by_namespace[namespace]
 
-    def stream(self, produce: Produce) -> EventStream:
+    def stream(self, produce: Produce, *, headers_at_once: bool = False) -> EventStream:
         """A response that streams what is produced."""
         options = self.options
         return EventStream(
             produce,
             keep_alive_s=options.keep_alive_s,
             slow_reader_s=options.slow_reader_s,
-            early_headers_s=options.early_headers_s,
+            early_headers_s=0.0 if headers_at_once else options.early_headers_s,
         )
 
     def fail_all(self, error: ApiError) -> None:

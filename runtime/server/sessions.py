@@ -212,8 +212,9 @@ class Sessions:
         async with self._restoring.setdefault(place.id, anyio.Lock()):
             try:
                 parked = self._parked.get(place.id)
-                if parked is not None:
+                if parked is not None and parked.session.is_open:
                     return parked, 0
+                self._parked.pop(place.id, None)  # somebody ended it by its session's id
                 if self.store is None:
                     raise response_not_found(place.id)
                 known = await anyio.to_thread.run_sync(_known_position, self.store, place.id)

@@ -186,10 +186,10 @@ BROKEN = ['{"at": "a', "", "[1]", "null", '"x"', {"at": "a"}]
 async def test_broken_arguments_in_history_are_read_or_refused_by_index(arguments: Any) -> None:
     """B89: text that is no JSON goes to the model as it is; JSON that is no object is refused, naming the message."""
     async with serving_model(ReplyModel(lambda prompt: HELLO)) as client:
-        call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+        function: dict[str, Any] = {"name": "look", "arguments": arguments}
         messages = [
             user("hi"),
-            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "assistant", "tool_calls": [{"id": "call_1", "type": "function", "function": function}]},
             {"role": "tool", "tool_call_id": "call_1", "content": "here"},
         ]
         answer = await client.call("POST", "/v1/chat/completions", {"messages": messages, "tools": [TOOL]})
@@ -198,7 +198,7 @@ async def test_broken_arguments_in_history_are_read_or_refused_by_index(argument
             assert answer.json()["error"]["param"] == "messages[1]"
         else:
             assert answer.status == 200
-        call["function"]["arguments"] = "{}"
+        function["arguments"] = "{}"
         assert (await client.chat(*messages, tools=[TOOL]))["choices"][0]["finish_reason"] == "stop"
 
 

@@ -1,0 +1,118 @@
+"""What a monitor asks of a server: status, events, and actions on sessions (`monitor.source` says the forms)."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import anyio.to_thread
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from serai.runtime.errors import SeraiError
+from serai.runtime.events import SessionEvent
+from serai.runtime.monitor import acting
+from serai.runtime.monitor.in_process import InProcess
+from serai.runtime.monitor.source import Action, ActionKind, ActionRefused
+from serai.runtime.server.errors import ApiError
+from serai.runtime.server.requests import namespace_of, read_body
+from serai.runtime.server.service import Service
+from serai.runtime.server.streams import Emit, error_response
+
+FROM_STORE = (ActionKind.RESUME, ActionKind.DELETE)
+"""What can be done to a session that is not live."""
+
+
+async def status(service: Service, request: Request) -> Response:
+    """The runtime's status with the sessions of this key."""
+    namespace, whole = namespace_of(request), service.runtime.status()
+    own = tuple(one for one in whole.sessions if one.namespace == namespace)
+    return JSONResponse(replace(whole, sessions=own).to_json())
+
+
+async def model(service: Service, request: Request) -> Response:
+    """The memory that other kinds of attention would take."""
+    costs = await InProcess(service.runtime).comparison()
+    return JSONResponse({"comparison": [asdict(cost) for cost in costs]})
+
+
+async def act(service: Service, request: Request) -> Response:
+    """Fork, pause, resume, cancel, tag, label or delete a session of this key."""
+    action = await read_body(service, request, Action.from_json)
+    await _check_owner(service, action.session_id, namespace_of(request), action.kind in FROM_STORE)
+    try:
+        outcome = await acting.act(
+            service.runtime,
+            action,
+            store=service.sessions.store,
+            cancel=lambda session_id: service.runs.cancel_session(session_id),
+        )
+    except ActionRefused as error:
+        raise ApiError(409, str(error), "refused") from None
+    return JSONResponse({"message": outcome.message, "session": outcome.session_id})
+
+
+async def _check_owner(service: Service, name: str, namespace: str, stored: bool) -> None:
+    """Sessions of another key are as good as none. `stored`: one that is not live will do as well."""
+    session = service.runtime.find(name)
+    owner = None if session is None else session.namespace
+    store = service.sessions.store
+    if session is None and store is not None and stored:
+        owner = (await anyio.to_thread.run_sync(lambda: store.node(store.resolve(name)))).namespace
+    if owner != namespace:
+        raise ApiError(404, f"there is no session {name!r:.80}", "not_found")
+
+
+async def export(service: Service, request: Request) -> Response:
+    """A session, live or stored, as a bundle that another store can import."""
+    name = request.path_params["id"]
+    await _check_owner(service, name, namespace_of(request), stored=True)
+    return _Bundle(service, name)
+
+
+class _Bundle(Response):
+    """Written to a file first, which goes with the answer: a client that reads slowly holds no memory."""
+
+    def __init__(self, service: Service, session_id: str) -> None:
+        self._service = service
+        self._session_id = session_id
+        self.background = None
+        self.status_code = 200
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with TemporaryDirectory(prefix="serai-export-") as folder:
+            path = Path(folder) / f"{self._session_id}.serai"
+            try:
+                await acting.export(self._service.runtime, self._session_id, path, store=self._service.sessions.store)
+                answer: Response = FileResponse(path, media_type="application/octet-stream")
+            except (ActionRefused, SeraiError) as error:
+                answer = error_response(error)
+            await answer(scope, receive, send)
+
+
+async def events(service: Service, request: Request) -> Response:
+    """What happens to sessions of this key, as it happens. A slow watcher misses events and is told how many."""
+    namespace = namespace_of(request)
+
+    async def produce(emit: Emit) -> None:
+        with service.runtime.watch() as watcher:
+            while True:
+                event = await watcher.get()
+                session = service.runtime.find(event.session_id)
+                if (not namespace) or (session is not None and session.namespace == namespace):
+                    await emit(None, _event_json(event))
+
+    return service.stream(produce, headers_at_once=True)
+
+
+def _event_json(event: SessionEvent) -> dict[str, object]:
+    return asdict(event) | {"kind": event.kind.value}
+
+
+ROUTES = [
+    ("GET", "/serai/status", status),
+    ("GET", "/serai/model", model),
+    ("GET", "/serai/events", events),
+    ("POST", "/serai/actions", act),
+    ("GET", "/serai/sessions/{id}/export", export),
+]

@@ -1,0 +1,100 @@
+"""OpenAI's own client against a server that was really started, over a tiny model."""
+
+import signal
+from pathlib import Path
+
+import pytest
+from openai import APIStatusError, OpenAI
+
+from serai.runtime.bench.tiny import write_tiny_model
+from tests.runtime.server.started import started
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    write_tiny_model(folder)
+    return folder
+
+
+def continued(client: OpenAI, id_: str, text: str) -> str:
+    """The output of a continuation, whatever it is made of."""
+    made = client.responses.create(
+        model="tiny",
+        input=text,
+        previous_response_id=id_,
+        max_output_tokens=12,
+        temperature=0.9,
+        extra_body={"seed": 4},
+    )
+    return "".join(part.text for item in made.output for part in (getattr(item, "content", None) or []))
+
+
+def asked_first(client: OpenAI) -> str:
+    return client.responses.create(model="tiny", input="Hello.", max_output_tokens=8, extra_body={"seed": 1}).id
+
+
+def test_three_ways_on_from_one_response_with_the_server_killed_between(tiny: Path, tmp_path: Path) -> None:
+    """Fork, restart and resume through the client alone: what comes is what an undisturbed server says."""
+    questions = ("First?", "Second?", "Third?")
+    with (
+        started(tiny, "--store", tmp_path / "undisturbed", cwd=tmp_path) as (url, process),
+        OpenAI(base_url=url, api_key="none", max_retries=0) as client,
+    ):
+        id_ = asked_first(client)
+        expected = [continued(client, id_, question) for question in questions]
+        assert expected[0] == continued(client, id_, questions[0])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0, "a signal ends it in order"
+    said = []
+    id_ = ""
+    for question in questions:
+        with (
+            started(tiny, "--store", tmp_path / "killed", cwd=tmp_path) as (url, process),
+            OpenAI(base_url=url, api_key="none", max_retries=0) as client,
+        ):
+            id_ = id_ or asked_first(client)
+            said.append(continued(client, id_, question))
+            process.kill()
+            process.wait()
+    assert said == expected
+
+
+def test_everyday_calls(tiny: Path, tmp_path: Path) -> None:
+    with (
+        started(tiny, "--store", tmp_path / "store", "--api-key", "secret", cwd=tmp_path) as (url, _),
+        OpenAI(base_url=url, api_key="wrong", max_retries=0) as stranger,
+        OpenAI(base_url=url, api_key="secret", max_retries=0) as client,
+    ):
+        with pytest.raises(APIStatusError) as refused:
+            stranger.models.list()
+        assert refused.value.status_code == 401
+        model = client.models.list().data[0].id
+        assert client.models.retrieve(model).id == model
+        chunks = list(
+            client.chat.completions.create(
+                model=model,
+                messages=[{"role": "user", "content": "Hi."}],
+                max_tokens=6,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+        )
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == 6
+        with client.responses.stream(model=model, input="Hi.", max_output_tokens=6) as stream:
+            *events, last = list(stream)
+        assert events[0].type == "response.created"
+        assert last.type == "response.incomplete"
+        final = last.response
+        assert client.responses.retrieve(final.id).usage == final.usage
+        background = client.responses.create(model=model, input="Hi.", background=True, max_output_tokens=6)
+        assert background.status == "queued"
+        events = list(client.responses.retrieve(background.id, stream=True))
+        assert events[-1].type == "response.incomplete"
+        assert client.responses.input_items.list(background.id).data
+        client.responses.delete(background.id)
+        assert client.completions.create(model=model, prompt="Once", max_tokens=4).usage is not None
+        with pytest.raises(APIStatusError) as missing:
+            client.responses.retrieve(background.id)
+        assert missing.value.status_code == 404
