@@ -41,7 +41,8 @@ class InProcess:
         return self._runtime.status()
 
     async def comparison(self) -> tuple[AttentionCost, ...]:
-        return comparison_of(self._runtime)
+        config = self._runtime.facts.config
+        return () if config is None else alternatives(config, VALUE_BYTES)
 
     async def act(self, action: Action) -> Outcome:
         try:
@@ -62,9 +63,3 @@ class InProcess:
 
     async def close(self) -> None:
         """The runtime is its owner's."""
-
-
-def comparison_of(runtime: "Runtime") -> tuple[AttentionCost, ...]:
-    """The model's attention and what else it could have been; empty for a model without a configuration."""
-    config = runtime.facts.config
-    return () if config is None else alternatives(config, VALUE_BYTES)

@@ -1,7 +1,8 @@
-"""The monitor over HTTP against a real runtime: both sides of the contract meet."""
+"""The monitor over HTTP against a real runtime, behind the smallest server that it can watch."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import anyio
@@ -14,10 +15,9 @@ from starlette.routing import Route
 
 from serai.checkpoints.store import Store
 from serai.runtime.errors import SeraiError
-from serai.runtime.events import EventKind
-from serai.runtime.monitor import serving
+from serai.runtime.monitor import acting
 from serai.runtime.monitor.http_source import HttpSource
-from serai.runtime.monitor.reading import event_from_json
+from serai.runtime.monitor.in_process import InProcess
 from serai.runtime.monitor.source import Action, ActionKind, ActionRefused
 from serai.runtime.runtime import Runtime
 from tests.runtime.fake_runtime import fake_runtime
@@ -29,17 +29,18 @@ def server(runtime: Runtime, store: Store | None, folder: Path) -> Starlette:
     """The smallest server that a monitor can watch."""
 
     async def status(request: Request) -> Response:
-        return JSONResponse(serving.status_body(runtime))
+        return JSONResponse(runtime.status().to_json())
 
     async def model(request: Request) -> Response:
-        return JSONResponse(serving.model_body(runtime))
+        return JSONResponse({"comparison": [asdict(cost) for cost in await InProcess(runtime).comparison()]})
 
     async def actions(request: Request) -> Response:
-        return JSONResponse(await serving.action_body(runtime, await request.json(), store=store))
+        outcome = await acting.act(runtime, Action.from_json(await request.json()), store=store)
+        return JSONResponse(outcome.to_json())
 
     async def export(request: Request) -> Response:
         file = folder / "to-send"
-        await serving.export_file(runtime, request.path_params["id"], file, store=store)
+        await acting.export(runtime, request.path_params["id"], file, store=store)
         return FileResponse(file)
 
     async def failed(request: Request, error: Exception) -> Response:
@@ -88,20 +89,3 @@ async def test_an_exported_session_arrives_as_a_file_here(tmp_path: Path) -> Non
         sent = await anyio.Path(tmp_path / "to-send").read_bytes()
         assert await anyio.Path(tmp_path / "here").read_bytes() == sent
         assert sent
-
-
-async def test_the_event_stream_tells_events_and_that_it_is_alive() -> None:
-    async with fake_runtime() as runtime:
-        lines = serving.event_lines(runtime, keep_alive_s=0.0)
-        assert await anext(lines) == ": watching\n\n"
-        assert await anext(lines) == ": keep\n\n"
-        await lines.aclose()
-        lines = serving.event_lines(runtime)
-        await anext(lines)
-        session = await runtime.session(label="a")
-        told = await anext(lines)
-        await lines.aclose()
-    assert told.endswith("\n\n")
-    event = event_from_json(httpx.Response(200, text=told.removeprefix("data:")).json())
-    assert event is not None
-    assert (event.kind, event.session_id, event.detail) == (EventKind.OPENED, session.id, "a")
