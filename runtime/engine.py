@@ -3,7 +3,7 @@
 It runs on the engine thread and owns the model's arrays while it does. It knows nothing of sessions, budgets or time.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -12,16 +12,20 @@ from numpy.typing import NDArray
 from serai.checkpoints.snapshot import StateLayout
 from serai.kernels.threads import parallel_region
 from serai.runtime.errors import LogitsInvalid, SeraiError
-from serai.runtime.models.batch import Batch, batch_of
+from serai.runtime.experts.access import Wait
+from serai.runtime.models.batch import Batch, Outputs, batch_of
 from serai.runtime.sampling import Sampled, TokenCounts, sample
 from serai.runtime.state import page_view
 from serai.runtime.step import AbortFlag, Draw, Segment, SegmentResult, StepPlan, StepResult
 
+ABORT_CHECK_S = 0.02
+"""How long the engine waits for a read before it looks again whether anybody still wants the step."""
+
 
 class Model(Protocol):
-    """A forward pass that pauses between layers and ends with the logits of `batch.logit_rows`."""
+    """A forward pass that pauses between layers, or until something has been read, and ends with the logits."""
 
-    def forward(self, batch: Batch) -> Generator[None, None, NDArray[np.float32]]: ...
+    def forward(self, batch: Batch) -> Generator[Wait | None, None, Outputs]: ...
 
 
 class Engine:
@@ -38,15 +42,22 @@ class Engine:
         """
         feeding = [segment for segment in plan.segments if segment.draft is not None]
         rows: Iterator[NDArray[np.float32]] = iter(())
+        failed: dict[int, SeraiError] = {}
         if feeding:
-            logits = self._feed(feeding, plan.abort)
-            if logits is None:
+            outputs = self._feed(feeding, plan.abort)
+            if outputs is None:
                 return StepResult((), aborted=True)
-            rows = iter(logits)
-        return StepResult(tuple(_finish(segment, rows) for segment in plan.segments))
+            rows, failed = iter(outputs.logits), _failed_segments(feeding, outputs.failures)
+        results = (_finish(segment, rows) for segment in plan.segments)
+        return StepResult(
+            tuple(
+                SegmentResult(error=failed[id(segment)]) if id(segment) in failed else result
+                for segment, result in zip(plan.segments, results, strict=True)
+            )
+        )
 
-    def _feed(self, segments: list[Segment], abort: AbortFlag) -> NDArray[np.float32] | None:
-        """Run the forward pass; the wanted logits, segment by segment, or None when it was aborted."""
+    def _feed(self, segments: list[Segment], abort: AbortFlag) -> Outputs | None:
+        """Run the forward pass; its outputs, or None when it was aborted."""
         for segment in segments:
             if segment.draft is not None:
                 for source, target, rows in segment.draft.copies:
@@ -54,16 +65,31 @@ class Engine:
         with parallel_region():
             return self._run(batch_of(segments), abort)
 
-    def _run(self, batch: Batch, abort: AbortFlag) -> NDArray[np.float32] | None:
+    def _run(self, batch: Batch, abort: AbortFlag) -> Outputs | None:
         layers = self._model.forward(batch)
         while not abort.is_set:
             try:
-                next(layers)
+                wait = next(layers)
             except StopIteration as end:
-                logits: NDArray[np.float32] = end.value
-                return logits
+                outputs: Outputs = end.value
+                return outputs
+            if wait is not None:
+                wait(ABORT_CHECK_S)
         layers.close()
         return None
+
+
+def _failed_segments(segments: list[Segment], failures: Mapping[int, SeraiError]) -> dict[int, SeraiError]:
+    """The segments (by identity) of which a row failed, each with the error of its first such row."""
+    failed: dict[int, SeraiError] = {}
+    start = 0
+    for segment in segments:
+        rows = range(start, start + len(segment.tokens))
+        first = min((row for row in failures if row in rows), default=None)
+        if first is not None:
+            failed[id(segment)] = failures[first]
+        start = rows.stop
+    return failed
 
 
 def _finish(segment: Segment, rows: Iterator[NDArray[np.float32]]) -> SegmentResult:

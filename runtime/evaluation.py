@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from serai.checkpoints.snapshot import LatentType, StateLayout
 from serai.kernels.threads import parallel_region
 from serai.runtime.errors import BadParameter
-from serai.runtime.models.batch import Batch, batch_of
+from serai.runtime.models.batch import Batch, Outputs, batch_of
 from serai.runtime.models.config import LayerKind, ModelConfig
 from serai.runtime.models.dtypes import widen_bf16
 from serai.runtime.models.kimi import KimiModel
@@ -124,10 +124,18 @@ def _forward(model: KimiModel, batch: Batch) -> NDArray[np.float32]:
         layers = model.forward(batch)
         while True:
             try:
-                next(layers)
+                wait = next(layers)
             except StopIteration as end:
-                logits: NDArray[np.float32] = end.value
-                return logits
+                return _trusted(end.value)
+            if wait is not None:
+                wait(1.0)
+
+
+def _trusted(outputs: Outputs) -> NDArray[np.float32]:
+    """The logits, if every row had all it needed; raises the first row's error otherwise."""
+    for _, error in sorted(outputs.failures.items(), key=lambda one: one[0]):
+        raise error
+    return outputs.logits
 
 
 def _greedy(

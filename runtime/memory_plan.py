@@ -11,7 +11,8 @@ from math import prod
 from serai.checkpoints.snapshot import LatentType, StateLayout
 from serai.runtime.attention_memory import PUBLISHED, AttentionCost, alternatives
 from serai.runtime.errors import BadParameter, BudgetTooSmall
-from serai.runtime.memory_weights import ADDRESS_BYTES, expert_record_bytes, held_bytes
+from serai.runtime.experts.packed_format import PackedModel
+from serai.runtime.memory_weights import expert_record_bytes, held_bytes
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.models.dtypes import STORAGE
 from serai.runtime.models.layout import PAGE_TOKENS, state_layout
@@ -32,6 +33,11 @@ DEFAULT_STEP_ROWS = 256
 
 FIXED_STATES_RUNNING = 3
 """Fixed states of a running session: before the step, after it, and the one kept at the turn's start for undo."""
+
+
+READING_RECORDS = 16
+"""Experts' worth of memory that reads in flight may take beside the cache (`runtime/experts/calibrate.py`), where each
+of a released expert's tensors is read from whole pages around it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +131,19 @@ def plan_memory(
     dtypes = _dtypes(specs, files, prefix)
     parts = expert_tensors(config)  # all experts are alike: `check_tensors` sees to it
     stem = prefix + expert_stem(expert_layers(config)[0], 0) if parts else ""
-    part_dtypes = _dtypes(parts, files, stem)
-    expert = sum(_stored_bytes(spec, part_dtypes[part], files, stem + part) for part, spec in parts.items())
+    packed = None if files is None else PackedModel.find(config, files, prefix)
+    released = files if packed is None else None  # a packed model has records in place of these tensors
+    part_dtypes = _dtypes(parts, released, stem)
+    expert = sum(_stored_bytes(spec, part_dtypes[part], released, stem + part) for part, spec in parts.items())
     slot = expert_record_bytes(parts, part_dtypes)
+    if packed is not None:
+        expert = slot = packed.record_bytes
     moe = config.moe
     per_layer, per_token = (moe.experts, moe.experts_per_token) if moe is not None else (0, 0)
     experts = config.moe_layers * per_layer
-    trunk = sum(held_bytes(config, spec, dtypes[name]) for name, spec in specs.items()) + ADDRESS_BYTES * experts
+    trunk = sum(held_bytes(config, spec, dtypes[name]) for name, spec in specs.items())
     token_experts = config.moe_layers * per_token
+    reading = READING_RECORDS if moe is not None else 0
     scratch = ScratchShape.of(config).bytes_for(step_rows) + kernel_scratch_bytes
     layouts = {latents: state_layout(config, latents) for latents in LatentType}
     layout = layouts[LatentType.FLOAT32]
@@ -170,8 +181,8 @@ def plan_memory(
         hot_session_bytes=_by_latents({kind: session_bytes(layouts[kind], context_tokens) for kind in LatentType}),
         running_session_bytes=running,
         floor_bytes=_plus(running, trunk + scratch + experts * slot),
-        streaming_floor_bytes=_plus(running, trunk + scratch + per_token * slot),
-        working_set_bytes=_plus(running, trunk + scratch + token_experts * slot),
+        streaming_floor_bytes=_plus(running, trunk + scratch + (per_token + reading) * slot),
+        working_set_bytes=_plus(running, trunk + scratch + (token_experts + reading) * slot),
         comparison=(*alternatives(config, value_bytes=2), *PUBLISHED),
     )
 

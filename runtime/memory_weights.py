@@ -16,9 +16,6 @@ BLOCK_ROWS = 16
 RECORD_BYTES = 4096
 """Records are multiples of this: what direct reads from any disk need."""
 
-ADDRESS_BYTES = 8
-"""For each routed expert, resident or not, the trunk keeps where it lies."""
-
 _VECTORS = frozenset((TensorRole.NORM, TensorRole.CONV, TensorRole.DECAY, TensorRole.BIAS, TensorRole.MIX))
 
 

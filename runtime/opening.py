@@ -15,6 +15,9 @@ from serai.runtime.byte_sizes import parse_bytes
 from serai.runtime.engine import Engine
 from serai.runtime.engine_thread import EngineThread
 from serai.runtime.errors import BadParameter
+from serai.runtime.experts.access import Experts
+from serai.runtime.experts.opening import whole_working_sets
+from serai.runtime.experts.streamed import StreamedExperts
 from serai.runtime.journal import Journal
 from serai.runtime.memory_limits import default_budget
 from serai.runtime.memory_plan import check_budget, plan_memory
@@ -24,6 +27,10 @@ from serai.runtime.runtime import ModelFacts, Runtime, running
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import assemble
 from serai.runtime.state import StatePool
+from serai.runtime.status import ExpertStatus
+
+SESSION_SHARE = 25
+"""Per cent of what a streaming model leaves of the budget that is for sessions; the rest holds experts."""
 
 LEAST_CONTEXT_TOKENS = 1_024
 """A budget that can't hold one session of this many tokens is refused when opening."""
@@ -66,28 +73,39 @@ async def open_runtime(
     async with AsyncExitStack() as stack:
         found = await anyio.to_thread.run_sync(find_model, model)
         stack.callback(found.files.close)
-        _check(found, chosen, budget_bytes)
+        slots = expert_slots(found, chosen, budget_bytes)
         kept: Store | None = None
         if store is not None:
             kept = await anyio.to_thread.run_sync(Store.open, str(store))
             stack.push_async_callback(_in_thread, kept.close)
         thread = EngineThread()
         stack.push_async_callback(_in_thread, thread.close)
-        loaded = await thread.call(_load, found, chosen, progress)
+        loaded = await thread.call(_load, found, chosen, slots, progress)
+        stack.push_async_callback(thread.call, loaded.model.close)
         runtime = _wire(found, loaded, thread, kept, chosen, budget_bytes)
         yield await stack.enter_async_context(running(runtime))
 
 
-def _check(found: FoundModel, precision: Precision, budget_bytes: int) -> None:
-    """Refuse a budget that can't hold the model and one session."""
+def expert_slots(found: FoundModel, precision: Precision, budget_bytes: int) -> int | None:
+    """How many experts to hold in memory at a time, or None for all of them, which is chosen whenever it fits.
+
+    Raises `BudgetTooSmall` for a budget that can't hold the rest of the model, one session and one layer's experts for
+    one token.
+    """
     plan = plan_memory(
         found.config,
         found.files,
         context_tokens=LEAST_CONTEXT_TOKENS,
         step_rows=Limits().step_rows,
-        kernel_scratch_bytes=kernel_scratch_bytes(found.config),
+        kernel_scratch_bytes=kernel_scratch_bytes(found.config, Limits().step_rows),
     )
-    check_budget(plan, budget_bytes, precision.latents)
+    if budget_bytes >= plan.floor_bytes.of(precision.latents) or plan.moe_layers == 0:
+        check_budget(plan, budget_bytes, precision.latents)
+        return None
+    check_budget(plan, budget_bytes, precision.latents, streaming=True)
+    left = budget_bytes - plan.streaming_floor_bytes.of(precision.latents)
+    more = (left - SESSION_SHARE * left // 100) // plan.expert_slot_bytes
+    return whole_working_sets(plan.min_expert_slots + more, plan.token_experts)
 
 
 def _wire(
@@ -103,10 +121,11 @@ def _wire(
         name=found.name,
         precision=precision.value,
         config=found.config,
-        trunk_bytes=loaded.model.weights.trunk_bytes,
-        expert_bytes=loaded.model.weights.expert_bytes,
+        trunk_bytes=loaded.model.weights.bytes,
+        expert_bytes=loaded.model.expert_bytes,
         scratch_bytes=loaded.model.scratch.bytes,
         budget_bytes=budget_bytes,
+        experts=_watch(loaded.model.experts),
     )
     taken_bytes = facts.trunk_bytes + facts.expert_bytes + facts.scratch_bytes
     pool = StatePool(loaded.layout, limit_bytes=budget_bytes - taken_bytes)
@@ -123,13 +142,34 @@ def _wire(
     return Runtime(services, facts)
 
 
+def _watch(experts: Experts | None) -> Callable[[], ExpertStatus] | None:
+    """What tells how streaming goes; None for a model whose experts are all in memory."""
+    if not isinstance(experts, StreamedExperts):
+        return None
+
+    def look() -> ExpertStatus:
+        status = experts.status
+        return ExpertStatus(
+            slots=status.slots,
+            experts=len(experts.cache.layers) * experts.cache.experts,
+            hits=status.cache.hits + status.cache.late,
+            misses=status.cache.misses,
+            read_bytes=status.reads.read_bytes,
+            read_s=status.reads.reading_s,
+        )
+
+    return look
+
+
 async def _in_thread(function: Callable[[], None]) -> None:
     """Call something that blocks, even while the task is being cancelled."""
     with anyio.CancelScope(shield=True):
         await anyio.to_thread.run_sync(function)
 
 
-def _load(found: FoundModel, precision: Precision, progress: Callable[[Opening], None] | None) -> LoadedModel:
+def _load(
+    found: FoundModel, precision: Precision, slots: int | None, progress: Callable[[Opening], None] | None
+) -> LoadedModel:
     """Compile (or load) the kernels and read the weights; runs on the engine thread."""
 
     def tell(stage: str, done: int, total: int) -> None:
@@ -138,5 +178,9 @@ def _load(found: FoundModel, precision: Precision, progress: Callable[[Opening],
 
     kernels.warm(lambda step: tell("kernels", step.done, step.total))
     return load_model(
-        found, precision, max_rows=Limits().step_rows, progress=lambda done, total: tell("weights", done, total)
+        found,
+        precision,
+        max_rows=Limits().step_rows,
+        expert_slots=slots,
+        progress=lambda done, total: tell("weights", done, total),
     )

@@ -1,6 +1,6 @@
 """One model with its budget, its store and its sessions. `opening.open_runtime` makes it."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from serai.runtime.journal import Point
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.services import Services
 from serai.runtime.session import Session
-from serai.runtime.status import BudgetStatus, Status, WorkStatus
+from serai.runtime.status import BudgetStatus, ExpertStatus, Status, WorkStatus
 from serai.runtime.tokenizer import Tokenizer
 from serai.runtime.turns import Timeline
 
@@ -36,6 +36,7 @@ class ModelFacts:
     expert_bytes: int
     scratch_bytes: int
     budget_bytes: int
+    experts: Callable[[], ExpertStatus] | None = None
 
 
 class Runtime:
@@ -165,7 +166,7 @@ class Runtime:
                 promotions=services.keeper.promotions,
                 loop_delay_p99_s=services.loop_delay.p99_s(),
             ),
-            experts=None,
+            experts=None if facts.experts is None else facts.experts(),
             store_bytes=None,
             sessions=tuple(session.status(now_s) for session in services.live.values()),
         )

@@ -77,31 +77,29 @@ def open_model(name: str, *, precision: str, budget: str | None, threads: int | 
     from serai.kernels.threads import set_threads
     from serai.runtime.byte_sizes import parse_bytes
     from serai.runtime.memory_limits import default_budget
-    from serai.runtime.memory_plan import check_budget, plan_memory
     from serai.runtime.models.open_model import Precision, find_model, load_model
-    from serai.runtime.models.scratch import kernel_scratch_bytes
-    from serai.runtime.opening import LEAST_CONTEXT_TOKENS
+    from serai.runtime.opening import expert_slots
     from serai.runtime.scheduler import Limits
 
     chosen = Precision.parse(precision)
-    rows = Limits().step_rows
     budget_bytes = default_budget().budget_bytes if budget is None else parse_bytes(budget)
     found = find_model(name)
     try:
         if threads is not None:
             set_threads(threads)  # before the plan: each thread has memory of its own
-        plan = plan_memory(
-            found.config,
-            found.files,
-            context_tokens=LEAST_CONTEXT_TOKENS,
-            step_rows=rows,
-            kernel_scratch_bytes=kernel_scratch_bytes(found.config),
-        )
-        check_budget(plan, budget_bytes, chosen.latents)
+        slots = expert_slots(found, chosen, budget_bytes)
         with opening_progress() as tell:
             kernels.warm(lambda step: tell("kernels", step.done, step.total))
-            loaded = load_model(found, chosen, max_rows=rows, progress=lambda done, total: tell("weights", done, total))
-        held_bytes = loaded.model.weights.bytes + loaded.model.scratch.bytes
-        yield OpenedModel(found, loaded, budget_bytes - held_bytes)
+            loaded = load_model(
+                found,
+                chosen,
+                max_rows=Limits().step_rows,
+                expert_slots=slots,
+                progress=lambda done, total: tell("weights", done, total),
+            )
+        try:
+            yield OpenedModel(found, loaded, budget_bytes - loaded.model.bytes)
+        finally:
+            loaded.model.close()
     finally:
         found.files.close()

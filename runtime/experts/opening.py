@@ -8,6 +8,7 @@ from serai.runtime.experts.cache import aligned_bytes
 from serai.runtime.experts.calibrate import TRIED, calibrate
 from serai.runtime.experts.source import open_source
 from serai.runtime.experts.streamed import StreamedExperts
+from serai.runtime.memory_plan import READING_RECORDS
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.models.safetensors_files import CheckpointFiles
 
@@ -42,7 +43,9 @@ def open_experts(
             memory = [aligned_bytes(source.record_bytes) for _ in range(min(max(TRIED), slots))]
             found = calibrate(source, memory)
             log.info("experts are streamed with %s", found)
-            reads_in_flight = found.reads_in_flight
+            # Each read in flight has memory of its own beside the cache, and the plan has counted so much for all.
+            affordable = READING_RECORDS * source.record_bytes // max(source.scratch_bytes, 1)
+            reads_in_flight = max(1, min(found.reads_in_flight, affordable))
             del memory
         return StreamedExperts(source, slots, reads_in_flight)
     except BaseException:

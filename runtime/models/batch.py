@@ -1,11 +1,12 @@
 """A step as the kernels see it: the rows of all sessions one under the other, and where their states lie."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serai.runtime.errors import SeraiError
 from serai.runtime.step import Segment
 
 
@@ -31,6 +32,15 @@ class Batch:
     @property
     def rows(self) -> int:
         return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a forward pass gives: logits float32 `[len(logit_rows), vocab_size]`, and the rows that can't be trusted
+    because something they needed could not be read, with why."""
+
+    logits: NDArray[np.float32]
+    failures: Mapping[int, SeraiError] = field(default_factory=dict)
 
 
 def rows_with_logits(segment: Segment, end: int) -> NDArray[np.int64]:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from serai.checkpoints.snapshot import StateLayout
 from serai.kernels.matmul import gather_rows, matmul
 from serai.kernels.norms import attn_res, rms_norm
-from serai.runtime.models.batch import Batch
+from serai.runtime.experts.access import Experts, Wait
+from serai.runtime.models.batch import Batch, Outputs
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.models.layers import Context, dense_layer, kda_layer, mla_layer, moe_layer
 from serai.runtime.models.scratch import Scratch
@@ -23,21 +24,46 @@ class KimiModel:
     """A loaded model with the scratch of one step; `forward` is the only thing it does."""
 
     def __init__(
-        self, config: ModelConfig, weights: ModelWeights, layout: StateLayout, *, max_rows: int, fast: bool
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        experts: Experts | None,
+        layout: StateLayout,
+        *,
+        max_rows: int,
+        fast: bool,
+        looks_ahead: bool = False,
     ) -> None:
         self.config = config
         self.weights = weights
+        self.experts = experts
         self.layout = layout
         self.max_rows = max_rows
         self.scratch = Scratch(config, max_rows, fast=fast)
-        self._context = Context(config, layout, self.scratch, fast)
+        self._context = Context(config, layout, self.scratch, experts, fast, looks_ahead)
 
-    def forward(self, batch: Batch) -> Generator[None, None, NDArray[np.float32]]:
-        """Run the batch through all layers, pausing between them; the generator's value is the logits.
+    @property
+    def bytes(self) -> int:
+        """Bytes of trunk, experts and scratch."""
+        return self.weights.bytes + self.expert_bytes + self.scratch.bytes
 
-        Logits are float32 `[len(batch.logit_rows), vocab_size]`. The caller may drop the generator at any pause: what
-        was written are drafts only.
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes that the routed experts take in memory."""
+        return 0 if self.experts is None else self.experts.nbytes
+
+    def close(self) -> None:
+        """Stop reading experts. The model can't be run after."""
+        if self.experts is not None:
+            self.experts.close()
+
+    def forward(self, batch: Batch) -> Generator[Wait | None, None, Outputs]:
+        """Run the batch through all layers; the generator's value is the logits.
+
+        It pauses between layers, giving None, and where experts are being read, giving what to wait for. The caller may
+        drop it at any pause: what was written are drafts only.
         """
+        self._context.failures.clear()
         blocks = self.scratch.blocks(batch.rows)
         normed = self.scratch.view("normed", batch.rows, self.config.hidden_size)
         gather_rows(self.weights.embedding, batch.tokens, blocks[0])
@@ -57,11 +83,16 @@ class KimiModel:
                 mla_layers += 1
             self._norm(blocks, committed, layer.ffn_mixing, layer.post_norm, normed)
             if isinstance(layer.ffn, MoeWeights):
-                moe_layer(self._context, layer.ffn, normed, running)
+                yield from moe_layer(self._context, layer.ffn, index, self._following(index), normed, running)
             else:
                 dense_layer(self._context, layer.ffn, normed, running)
-            yield
-        return self._logits(batch, blocks, committed)
+            yield None
+        return Outputs(self._logits(batch, blocks, committed), dict(self._context.failures))
+
+    def _following(self, index: int) -> MoeWeights | None:
+        """The feed-forward part of the next layer, if that is a mixture of experts."""
+        after = self.weights.layers[index + 1].ffn if index + 1 < len(self.weights.layers) else None
+        return after if isinstance(after, MoeWeights) else None
 
     def _logits(self, batch: Batch, blocks: NDArray[np.float32], committed: int) -> NDArray[np.float32]:
         """Next-token logits of the wanted rows only: the head is the largest matrix of a small model."""

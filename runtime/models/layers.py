@@ -1,6 +1,7 @@
 """The four kinds of sub-layer, each from its normalised input `[rows, hidden]` to the running sum it adds to."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
@@ -14,20 +15,46 @@ from serai.kernels.mla import attend
 from serai.kernels.moe import activate, combine, experts, group, route
 from serai.kernels.norms import add as add_rows
 from serai.kernels.norms import rms_norm, sigmoid_gate
+from serai.runtime.errors import SeraiError
+from serai.runtime.experts.access import Experts, Wait, pairs_of
 from serai.runtime.models.batch import Batch
-from serai.runtime.models.config import ModelConfig
+from serai.runtime.models.config import ModelConfig, MoeConfig
 from serai.runtime.models.scratch import Scratch
 from serai.runtime.models.weights import DenseWeights, KdaWeights, MlaWeights, MoeWeights
+
+MOST_ROWS_TO_GUESS = 64
+"""More rows want nearly every expert of the next layer, and the layer itself will ask for them soon enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What every sub-layer needs besides its weights. `fast` chooses 8-bit activations for packed experts."""
+    """What every sub-layer needs besides its weights.
+
+    `fast` chooses 8-bit activations for packed experts; `looks_ahead` has experts guessed and read before their layer
+    comes. `failures` collects the rows of the present pass that lack an expert which could not be read.
+    """
 
     config: ModelConfig
     layout: StateLayout
     scratch: Scratch
+    held_experts: Experts | None
     fast: bool
+    looks_ahead: bool
+    failures: dict[int, SeraiError] = field(default_factory=dict)
+
+    @property
+    def moe(self) -> MoeConfig:
+        """The sizes of the mixture of experts, in a model that has one."""
+        if self.config.moe is None:
+            raise AssertionError("a model with a mixture-of-experts layer has its sizes in the configuration")
+        return self.config.moe
+
+    @property
+    def experts(self) -> Experts:
+        """Where the routed experts are, in a model that has them."""
+        if self.held_experts is None:
+            raise AssertionError("a model with a mixture-of-experts layer is loaded with its experts")
+        return self.held_experts
 
 
 def kda_layer(
@@ -144,20 +171,66 @@ def dense_layer(
     matmul(inner, 0, weights.down, running, 0, add=True)
 
 
-def moe_layer(context: Context, weights: MoeWeights, normed: NDArray[np.float32], running: NDArray[np.float32]) -> None:
-    """Routed experts (on a latent, where the model has one) and shared ones; adds to `running`."""
-    moe, scratch, rows = context.config.moe, context.scratch, len(normed)
-    if moe is None:
-        raise AssertionError("a model with a mixture-of-experts layer has its sizes in the configuration")
-    columns = weights.projections.columns
-    projected = scratch.view("projected", rows, weights.projections.width)
-    matmul(normed, 0, weights.projections.matrix, projected, 0)
+def moe_layer(
+    context: Context,
+    weights: MoeWeights,
+    layer: int,
+    following: MoeWeights | None,
+    normed: NDArray[np.float32],
+    running: NDArray[np.float32],
+) -> Iterator[Wait]:
+    """Routed experts (on a latent, where the model has one) and shared ones; adds to `running`.
 
+    Pauses while experts are being read, saying what to wait for. `layer` counts all layers from 0; `following` is the
+    next layer if it is of this kind: what its router says of this layer's input is a good guess at what it will want.
+    """
+    moe, scratch, rows = context.moe, context.scratch, len(normed)
+    scores = scratch.view("scores", rows, moe.experts)
     picks = scratch.picks(rows)
     pick_weights = scratch.view("pick_weights", rows, moe.experts_per_token)
+    guess = None
+    if following is not None and context.looks_ahead and rows <= MOST_ROWS_TO_GUESS:
+        _route(context, following, normed, scores, picks, pick_weights)
+        ids, counts = np.unique(picks, return_counts=True)
+        guess = ids[np.argsort(-counts, kind="stable")]
+    _route(context, weights, normed, scores, picks, pick_weights)
+
+    source, column = normed, 0
+    if weights.projections is not None:
+        projected = scratch.view("projected", rows, weights.projections.width)
+        matmul(normed, 0, weights.projections.matrix, projected, 0)
+        if moe.has_latent:
+            source, column = projected, weights.projections.columns["latent"]
+    routed = scratch.view("mixed", rows, moe.latent)
+    yield from _routed_experts(context, layer, source, column, picks, pick_weights, routed, guess)
+    if weights.latent_up is None:
+        add_rows(running, routed, running)
+    else:
+        if weights.latent_norm is not None:
+            rms_norm(routed, 0, moe.latent, weights.latent_norm, context.config.rms_norm_eps, routed, 0)
+        matmul(routed, 0, weights.latent_up, running, 0, add=True)
+    if weights.shared_down is not None and weights.projections is not None:
+        inner = scratch.view("wide", rows, moe.shared_inner)
+        columns = weights.projections.columns
+        gate, up = columns["shared_gate"], columns["shared_up"]
+        activate(projected, gate, up, moe.shared_inner, context.config.activation, inner, 0)
+        matmul(inner, 0, weights.shared_down, running, 0, add=True)
+
+
+def _route(
+    context: Context,
+    weights: MoeWeights,
+    normed: NDArray[np.float32],
+    scores: NDArray[np.float32],
+    picks: NDArray[np.int32],
+    pick_weights: NDArray[np.float32],
+) -> None:
+    """Which experts a layer's router picks for each row, in ascending id, and how much each counts."""
+    moe = context.moe
+    matmul(normed, 0, weights.router, scores, 0)
     route(
-        projected,
-        columns["router"],
+        scores,
+        0,
         weights.bias,
         moe.experts_per_token,
         moe.n_group,
@@ -167,50 +240,57 @@ def moe_layer(context: Context, weights: MoeWeights, normed: NDArray[np.float32]
         picks,
         pick_weights,
     )
-    source, column = (projected, columns["latent"]) if moe.has_latent else (normed, 0)
-    routed = scratch.view("mixed", rows, moe.latent)
-    _routed_experts(context, weights, source, column, picks, pick_weights, routed)
-    if weights.latent_up is None:
-        add_rows(running, routed, running)
-    else:
-        if weights.latent_norm is not None:
-            rms_norm(routed, 0, moe.latent, weights.latent_norm, context.config.rms_norm_eps, routed, 0)
-        matmul(routed, 0, weights.latent_up, running, 0, add=True)
-    if weights.shared_down is not None:
-        inner = scratch.view("wide", rows, moe.shared_inner)
-        gate, up = columns["shared_gate"], columns["shared_up"]
-        activate(projected, gate, up, moe.shared_inner, context.config.activation, inner, 0)
-        matmul(inner, 0, weights.shared_down, running, 0, add=True)
 
 
 def _routed_experts(
     context: Context,
-    weights: MoeWeights,
+    layer: int,
     source: NDArray[np.float32],
     column: int,
     picks: NDArray[np.int32],
     pick_weights: NDArray[np.float32],
     routed: NDArray[np.float32],
-) -> None:
-    """The weighted sum of each row's experts, in ascending expert id, into `routed` `[rows, latent]`."""
-    scratch = context.scratch
-    found = group(picks, len(weights.addresses), scratch.distinct, scratch.starts, scratch.pairs)
-    chosen = scratch.distinct[:found]
-    pairs = picks.size
-    inner = scratch.view("inner", pairs, weights.layout.inner)
-    each = scratch.view("expert_out", pairs, weights.layout.latent)
-    experts(
-        source,
-        column,
-        weights.layout,
-        weights.addresses[chosen],
-        scratch.starts[: found + 1],
-        scratch.pairs[:pairs],
-        picks.shape[1],
-        context.config.activation,
-        inner,
-        each,
-        fast=context.fast,
-        quantised=scratch.quantised,
-    )
+    guess: NDArray[np.int32] | None,
+) -> Iterator[Wait]:
+    """The weighted sum of each row's experts, in ascending expert id, into `routed` `[rows, latent]`.
+
+    Experts are computed with as they become available; each pair's output is kept until all are there. What the next
+    layer will probably want (`guess`) is asked for once this layer's own reads are under way.
+    """
+    scratch, held = context.scratch, context.experts
+    found = group(picks, context.moe.experts, scratch.distinct, scratch.starts, scratch.pairs)
+    ids, starts, pairs = scratch.distinct[:found], scratch.starts[: found + 1], scratch.pairs[: picks.size]
+    inner = scratch.view("inner", picks.size, held.layout.inner)
+    each = scratch.view("expert_out", picks.size, held.layout.latent)
+    visit = held.visit(layer, ids, picks.size)
+    try:
+        if guess is not None:
+            held.guess(layer + 1, guess)
+        while not visit.finished:
+            batch = visit.take()
+            if batch is not None:
+                everything = len(batch.which) == found
+                some_starts, some_pairs = (starts, pairs) if everything else pairs_of(batch.which, starts, pairs)
+                experts(
+                    source,
+                    column,
+                    held.layout,
+                    batch.addresses,
+                    some_starts,
+                    some_pairs,
+                    picks.shape[1],
+                    context.config.activation,
+                    inner,
+                    each,
+                    fast=context.fast,
+                    quantised=scratch.quantised,
+                )
+            elif not visit.finished:
+                yield held.wait
+        for place, error in visit.failures.items():
+            lost = pairs[starts[place] : starts[place + 1]]
+            each[lost] = 0
+            context.failures.update((int(pair) // picks.shape[1], error) for pair in lost)
+    finally:
+        visit.close()
     combine(each, pick_weights, routed)

@@ -12,6 +12,8 @@ from serai.kernels.cache import build_id
 from serai.kernels.cpu import chosen_path
 from serai.runtime.chat import chat_format_id
 from serai.runtime.errors import BadParameter, SeraiError
+from serai.runtime.experts.opening import open_experts
+from serai.runtime.experts.packed_format import AS_STORED, PackedModel
 from serai.runtime.models.config import ModelConfig, load_config
 from serai.runtime.models.kimi import KimiModel
 from serai.runtime.models.layout import state_layout
@@ -52,6 +54,7 @@ class FoundModel:
     files: CheckpointFiles
     prefix: str
     tokenizer: Tokenizer | None
+    packed: PackedModel | None
 
     @property
     def name(self) -> str:
@@ -73,12 +76,14 @@ def find_model(name: str | Path) -> FoundModel:
     config = load_config(path)
     files = CheckpointFiles.open(path)
     try:
-        check_tensors(config, files)
+        prefix = find_prefix(config, files.tensors)
+        packed = PackedModel.find(config, files, prefix)
+        check_tensors(config, files, frozenset() if packed is None else packed.tensor_names)
         tokenizer = Tokenizer.load(path, config.vocab_size) if Tokenizer.present(path) else None
     except SeraiError:
         files.close()
         raise
-    return FoundModel(path, config, files, find_prefix(config, files.tensors), tokenizer)
+    return FoundModel(path, config, files, prefix, tokenizer, packed)
 
 
 def load_model(
@@ -86,12 +91,29 @@ def load_model(
     precision: Precision,
     *,
     max_rows: int,
+    expert_slots: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
-    """Read the weights and make the scratch for steps of `max_rows` rows; `progress(done, total)` counts layers."""
-    layout = state_layout(found.config, precision.latents)
-    weights = load_weights(found.config, found.files, found.prefix, progress)
-    model = KimiModel(found.config, weights, layout, max_rows=max_rows, fast=precision is Precision.FAST)
+    """Read the weights and make the scratch for steps of `max_rows` rows; `progress(done, total)` counts layers.
+
+    With `expert_slots` that many routed experts are held at a time and read when they are needed; otherwise all are in
+    memory.
+    """
+    config = found.config
+    layout = state_layout(config, precision.latents)
+    weights = load_weights(config, found.files, found.prefix, progress)
+    experts = None
+    if config.moe is not None:
+        experts = open_experts(config, found.files, found.prefix, expert_slots)
+    model = KimiModel(
+        config,
+        weights,
+        experts,
+        layout,
+        max_rows=max_rows,
+        fast=precision is Precision.FAST,
+        looks_ahead=expert_slots is not None,
+    )
     return LoadedModel(model, layout, _fingerprint(found, precision, layout))
 
 
@@ -106,7 +128,14 @@ def _fingerprint(found: FoundModel, precision: Precision, layout: StateLayout) -
         latents=precision.latents.value,
         experts_per_token=0 if config.moe is None else config.moe.experts_per_token,
         state_layout=layout.describe(),
-        weights=weight_identity(found.files),
+        weights=_weights(found),
         build=build_id(),
         simd=chosen_path().value,
     )
+
+
+def _weights(found: FoundModel) -> str:
+    """The identity of the weights; a model packed as it was stored has that of the original, whose states it shares."""
+    if found.packed is not None and found.packed.manifest.experts == AS_STORED:
+        return found.packed.manifest.source_weights
+    return weight_identity(found.files)

@@ -12,11 +12,16 @@ from serai.runtime.models.config import ExpertFormat, ModelConfig
 from serai.runtime.models.scratch_shape import ScratchShape
 
 
-def kernel_scratch_bytes(config: ModelConfig) -> int:
-    """Bytes that the compute threads keep for themselves."""
-    mla = config.mla
+def kernel_scratch_bytes(config: ModelConfig, rows: int) -> int:
+    """Bytes beside the buffers of `ScratchShape` for steps of `rows` rows: what the compute threads keep for themselves,
+    and 8-bit activations for packed experts, which only `fast` needs."""
+    mla, moe = config.mla, config.moe
     floats = kda_scratch_floats(config.kda.head_dim, threads())
-    return 4 * (floats + mla_scratch_floats(mla.kv_lora_rank, mla.rope_dim, threads()))
+    total = 4 * (floats + mla_scratch_floats(mla.kv_lora_rank, mla.rope_dim, threads()))
+    if moe is not None and config.expert_format is ExpertFormat.MXFP4:
+        total += Quantized.bytes_needed(rows, moe.latent)
+        total += Quantized.bytes_needed(rows * moe.experts_per_token, moe.inner)
+    return total
 
 
 class Scratch:
@@ -35,6 +40,7 @@ class Scratch:
             "inner": shape.picks * shape.expert_inner,
             "expert_out": shape.picks * shape.expert_out,
             "pick_weights": shape.picks,
+            "scores": shape.experts,
         }
         self._floats = {name: aligned(max_rows * width, np.float32) for name, width in widths.items()}
         self._picks = np.empty(pairs, dtype=np.int32)

@@ -49,6 +49,7 @@ class ScratchShape:
         # is an expert, its weight, and its place among all pairs.
         experts = self.picks * (self.expert_inner + self.expert_out + 3)
         floats = self.hidden * (self.blocks + 1) + self.projected + self.wide + self.second + self.mixed + experts
+        floats += self.experts  # the router's scores
         return 4 * (rows * floats + self.distinct(rows) + self.starts(rows))
 
     def distinct(self, rows: int) -> int:
@@ -72,7 +73,7 @@ def _projected(config: ModelConfig) -> list[int]:
         widths.append(_side_by_side(queries, mla.latent_width, mla.heads * mla.v_dim if mla.output_gate else 0))
     if moe is not None:
         latent = moe.latent if moe.has_latent else 0
-        widths.append(_side_by_side(moe.experts, latent, moe.shared_inner, moe.shared_inner))
+        widths.append(_side_by_side(latent, moe.shared_inner, moe.shared_inner))
     if not all(config.layer_is_moe):
         widths.append(_side_by_side(config.dense_intermediate, config.dense_intermediate))
     return widths

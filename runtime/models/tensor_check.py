@@ -15,21 +15,28 @@ from serai.runtime.models.tensor_table import (
     TensorSpec,
     expected_tensors,
     find_prefix,
+    trunk_tensors,
 )
 
 _NAMED = 3
 """How many tensors an error names before it counts the rest."""
 
 
-def check_tensors(config: ModelConfig, files: CheckpointFiles) -> dict[str, TensorSpec]:
+def check_tensors(
+    config: ModelConfig, files: CheckpointFiles, packed: frozenset[str] = frozenset()
+) -> dict[str, TensorSpec]:
     """Every tensor that will be loaded, by its full name in `files`, each of a shape and element type that fits.
 
     Raises `WeightsInvalid` naming missing, mis-shaped and superfluous tensors. Vision tensors are passed over, and
-    so is an lm_head beside a tied embedding: the embedding gives the logits then.
+    so is an lm_head beside a tied embedding: the embedding gives the logits then. The tensors `packed` stand for the
+    routed experts, which are not looked for when there are any.
     """
     prefix = find_prefix(config, files.tensors)
-    expected = expected_tensors(config, prefix)
-    _check_complete(expected, files, prefix + HEAD if config.tie_word_embeddings else None)
+    if packed:
+        expected = {prefix + name: spec for name, spec in trunk_tensors(config).items()}
+    else:
+        expected = expected_tensors(config, prefix)
+    _check_complete(expected, files, packed | ({prefix + HEAD} if config.tie_word_embeddings else set()))
     problems = (
         problem for name, spec in expected.items() if (problem := _misfit(spec, files.tensors[name])) is not None
     )
@@ -40,12 +47,12 @@ def check_tensors(config: ModelConfig, files: CheckpointFiles) -> dict[str, Tens
     return expected
 
 
-def _check_complete(expected: Mapping[str, TensorSpec], files: CheckpointFiles, tied_head: str | None) -> None:
+def _check_complete(expected: Mapping[str, TensorSpec], files: CheckpointFiles, others: frozenset[str]) -> None:
     missing = [name for name in expected if name not in files.tensors]
     extra = [
         name
         for name in files.tensors
-        if name not in expected and name != tied_head and not name.startswith(IGNORED_PARTS)
+        if name not in expected and name not in others and not name.startswith(IGNORED_PARTS)
     ]
     if missing:
         message = (

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.kernels.matrix import Matrix, concat, pack, pack_heads
-from serai.kernels.moe import ExpertLayout, Format, pack_expert
-from serai.runtime.models.config import ExpertFormat, LayerKind, ModelConfig
+from serai.runtime.models.config import LayerKind, ModelConfig
 from serai.runtime.models.safetensors_files import CheckpointFiles
 
 
@@ -69,14 +68,12 @@ class DenseWeights:
 
 @dataclass(frozen=True, slots=True)
 class MoeWeights:
-    """A mixture-of-experts layer. `records` is uint8 `[experts, record_bytes]` in `layout`; `addresses` is int64
-    `[experts]`, where each record lies."""
+    """A mixture-of-experts layer but for its routed experts, which `runtime/experts` holds or reads. The router is a
+    matrix of its own, so that it can be asked ahead; `projections` are what else reads the same input, if anything."""
 
-    projections: Group
+    router: Matrix
     bias: NDArray[np.float32]
-    layout: ExpertLayout
-    records: NDArray[np.uint8]
-    addresses: NDArray[np.int64]
+    projections: Group | None
     latent_norm: NDArray[np.float32] | None
     latent_up: Matrix | None
     shared_down: Matrix | None
@@ -113,20 +110,10 @@ class ModelWeights:
 
     @property
     def bytes(self) -> int:
-        """Bytes of everything held, a tied head counted once."""
+        """Bytes of the trunk: everything but the routed experts, a tied head counted once."""
         seen: dict[int, int] = {}
         _measure(self, seen)
         return sum(seen.values())
-
-    @property
-    def expert_bytes(self) -> int:
-        """Bytes of the routed experts."""
-        return sum(layer.ffn.records.nbytes for layer in self.layers if isinstance(layer.ffn, MoeWeights))
-
-    @property
-    def trunk_bytes(self) -> int:
-        """Bytes of everything else."""
-        return self.bytes - self.expert_bytes
 
 
 class _Reader:
@@ -159,7 +146,7 @@ def load_weights(
     prefix: str,
     progress: Callable[[int, int], None] | None = None,
 ) -> ModelWeights:
-    """Read and lay out the whole model; the tensors have been checked against the configuration before.
+    """Read and lay out the trunk; the tensors have been checked against the configuration before.
 
     `progress(done, total)` is called after each layer.
     """
@@ -247,55 +234,20 @@ def _moe(config: ModelConfig, read: _Reader, name: str) -> MoeWeights:
     moe = config.moe
     if moe is None:
         raise AssertionError("a layer is a mixture of experts only when the configuration has experts")
-    parts = {"router": name + "gate.weight"}
+    parts = {}
     if moe.has_latent:
         parts["latent"] = name + "routed_expert_down_proj.weight"
     if moe.shared_experts:
         parts["shared_gate"] = name + "shared_experts.gate_proj.weight"
         parts["shared_up"] = name + "shared_experts.up_proj.weight"
-    layout, records = _experts(config, read, name)
-    start = records.ctypes.data
     return MoeWeights(
-        projections=read.group(parts),
+        router=read.matrix(name + "gate.weight"),
         bias=read.vector(name + "gate.e_score_correction_bias"),
-        layout=layout,
-        records=records,
-        addresses=start + np.arange(moe.experts, dtype=np.int64) * layout.record_bytes,
+        projections=read.group(parts) if parts else None,
         latent_norm=read.vector(name + "routed_expert_norm.weight") if moe.latent_norm else None,
         latent_up=read.matrix(name + "routed_expert_up_proj.weight") if moe.has_latent else None,
         shared_down=read.matrix(name + "shared_experts.down_proj.weight") if moe.shared_experts else None,
     )
-
-
-def _experts(config: ModelConfig, read: _Reader, name: str) -> tuple[ExpertLayout, NDArray[np.uint8]]:
-    """Every routed expert of a layer as one record each."""
-    moe = config.moe
-    if moe is None:
-        raise AssertionError("a layer is a mixture of experts only when the configuration has experts")
-    packed = config.expert_format is ExpertFormat.MXFP4
-
-    def one(expert: int, part: str) -> Any:
-        tensor = f"{name}experts.{expert}.{part}.weight"
-        return (read.raw(tensor + "_packed"), read.raw(tensor + "_scale")) if packed else read.raw(tensor)
-
-    first = one(0, "w1")
-    if packed:
-        weight_format = Format.MXFP4
-    else:
-        weight_format = Format.BF16 if first.dtype == np.uint16 else Format.F32
-    layout = ExpertLayout(weight_format, moe.latent, moe.inner)
-    records = aligned_bytes((moe.experts, layout.record_bytes))
-    for expert in range(moe.experts):
-        pack_expert(layout, one(expert, "w1"), one(expert, "w3"), one(expert, "w2"), records[expert])
-    return layout, records
-
-
-def aligned_bytes(shape: tuple[int, ...], alignment: int = 4096) -> NDArray[np.uint8]:
-    """An uninitialised uint8 array whose first byte lies at a multiple of `alignment`."""
-    size = int(np.prod(shape, dtype=np.int64))
-    raw = np.empty(size + alignment, dtype=np.uint8)
-    start = -raw.ctypes.data % alignment
-    return raw[start : start + size].reshape(shape)
 
 
 def _measure(value: Any, seen: dict[int, int]) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from serai.checkpoints.snapshot import Fingerprint, LatentType
 from serai.kernels.threads import threads
 from serai.runtime.bench.tiny import TINY_LINEAR
-from serai.runtime.models.batch import Batch
+from serai.runtime.models.batch import Batch, Outputs
 from serai.runtime.models.config import parse_config
 from serai.runtime.models.kimi import KimiModel
 from serai.runtime.models.layout import state_layout
@@ -47,7 +47,7 @@ class FakeModel:
         self._flaw = flaw
         self._outside = 0.0
 
-    def forward(self, batch: Batch) -> Generator[None, None, Floats]:
+    def forward(self, batch: Batch) -> Generator[None, None, Outputs]:
         yield
         wanted = set(batch.logit_rows.tolist())
         logits = []
@@ -66,7 +66,7 @@ class FakeModel:
                     answer = answer + np.float32(1e-3)
                 if row in wanted:
                     logits.append(answer)
-        return np.array(logits, dtype=np.float32).reshape(len(logits), self.config.vocab_size)
+        return Outputs(np.array(logits, dtype=np.float32).reshape(len(logits), self.config.vocab_size))
 
     def _begin(self, batch: Batch, segment: int) -> Floats:
         """The fixed block after the step, holding what it was before."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.checkpoints.snapshot import LatentType, StateLayout
-from serai.runtime.models.batch import Batch
+from serai.runtime.models.batch import Batch, Outputs
 
 MODULUS = 65_521
 VOCAB = 16
@@ -73,7 +73,7 @@ class ScriptedModel:
         self.steps: list[int] = []
         self.threads: set[int] = set()
 
-    def forward(self, batch: Batch) -> Generator[None, None, NDArray[np.float32]]:
+    def forward(self, batch: Batch) -> Generator[None, None, Outputs]:
         self.steps.append(batch.rows)
         self.threads.add(threading.get_ident())
         for layer in range(self.layers):
@@ -98,4 +98,4 @@ class ScriptedModel:
         for index, row in enumerate(batch.logit_rows):
             if self.spoil is not None and self.spoil(ends[int(row)]):
                 logits[index] = np.nan
-        return logits[: len(batch.logit_rows)]
+        return Outputs(logits[: len(batch.logit_rows)])

@@ -7,7 +7,7 @@ import pytest
 
 from serai.checkpoints.snapshot import LatentType
 from serai.runtime.errors import BadParameter, BudgetTooSmall, WeightsInvalid
-from serai.runtime.memory_plan import MemoryPlan, check_budget, plan_memory, sessions_that_fit
+from serai.runtime.memory_plan import READING_RECORDS, MemoryPlan, check_budget, plan_memory, sessions_that_fit
 from serai.runtime.memory_weights import expert_record_bytes, held_bytes
 from serai.runtime.models.config import ModelConfig, load_config, parse_config
 from serai.runtime.models.safetensors_files import CheckpointFiles
@@ -87,8 +87,8 @@ def test_the_floors_are_sums_of_their_parts(config: ModelConfig) -> None:
         base = plan.trunk_bytes + plan.scratch_bytes + plan.running_session_bytes.of(latents)
         slot = plan.expert_slot_bytes
         assert plan.floor_bytes.of(latents) == base + plan.moe_layers * plan.experts_per_layer * slot
-        assert plan.streaming_floor_bytes.of(latents) == base + plan.min_expert_slots * slot
-        assert plan.working_set_bytes.of(latents) == base + plan.token_experts * slot
+        assert plan.streaming_floor_bytes.of(latents) == base + (plan.min_expert_slots + READING_RECORDS) * slot
+        assert plan.working_set_bytes.of(latents) == base + (plan.token_experts + READING_RECORDS) * slot
         fixed = plan.kda_bytes + plan.conv_bytes + plan.logits_bytes
         page = plan.latent_page_bytes.of(latents)
         assert plan.hot_session_bytes.of(latents) == fixed + 16 * page, "1,000 tokens take 16 pages of 64"
