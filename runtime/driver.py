@@ -5,6 +5,7 @@ collects such requests, lets the scheduler share the next step among them, runs 
 the results. A request that nobody waits for any more is dropped; what it had written is abandoned with its draft.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import anyio
@@ -68,6 +69,7 @@ class Driver:
         self._next_key = 0
         self._work = anyio.Event()
         self._served: dict[str, float] = {}
+        self._now = 0.0  # the virtual time of the least served workflow in the last step
         self._refusal: SeraiError | None = None
         self._in_flight: dict[int, _Request] = {}
         self._abort = AbortFlag()
@@ -105,10 +107,8 @@ class Driver:
             reservation.close()
 
     async def _advance(self, request: _Request) -> tuple[State, tuple[Sampled, ...]]:
-        # A workflow that was idle isn't repaid for the time it did not ask.
-        active = [self._served[other.workflow] for other in self._waiting.values()]
-        served = self._served.get(request.workflow, 0.0)
-        self._served[request.workflow] = max(served, min(active, default=0.0))
+        # A workflow that was idle isn't repaid for the time it did not ask; one of the last step's was not idle.
+        self._served[request.workflow] = max(self._served.get(request.workflow, 0.0), self._now)
         key = self._next_key
         self._next_key += 1
         self._waiting[key] = request
@@ -127,6 +127,11 @@ class Driver:
     def waiting(self) -> int:
         """Calls that are admitted and not finished."""
         return len(self._waiting)
+
+    @property
+    def served(self) -> Mapping[str, float]:
+        """Each workflow's virtual time, in rows."""
+        return self._served
 
     @property
     def is_stepping(self) -> bool:
@@ -184,7 +189,13 @@ class Driver:
     def _assemble(self) -> list[Segment]:
         """The next step's segments, in the order of `_in_flight`."""
         ready = [
-            Ready(key, len(request.tokens) - request.fed, self._served.get(request.workflow, 0.0), not request.prefill)
+            Ready(
+                key=key,
+                tokens=len(request.tokens) - request.fed,
+                served=self._served.get(request.workflow, 0.0),
+                decoding=not request.prefill,
+                workflow=request.workflow,
+            )
             for key, request in self._waiting.items()
         ]
         self._abort = AbortFlag()
@@ -193,6 +204,8 @@ class Driver:
             request = self._waiting[share.key]
             segments.append(self._segment(request, share))
             self._in_flight[share.key] = request
+        if segments:
+            self._now = min(self._served.get(request.workflow, 0.0) for request in self._in_flight.values())
         return segments
 
     def _segment(self, request: _Request, share: Share) -> Segment:

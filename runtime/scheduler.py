@@ -17,6 +17,7 @@ class Ready:
     tokens: int
     served: float
     decoding: bool
+    workflow: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,9 @@ class Share:
 def plan(ready: Sequence[Ready], limits: Limits) -> tuple[Share, ...]:
     """Share one step among the requests.
 
-    Those that are decoding go first, the least served first; prompts share what is left evenly, so
-    that a short one behind a long one is not kept waiting for all of it. Every request that is ready is reached after
+    Those that are decoding go first, the least served first. What is left is shared evenly among the workflows that
+    have prompts, and each one's part among its prompts: a parent with twenty forks gets what its neighbour gets, and a
+    short prompt behind a long one is not kept waiting for all of it. Every request that is ready is reached after
     a bounded number of steps, because serving a request raises its virtual time.
     """
     order = sorted(ready, key=lambda one: (one.served, one.key))
@@ -57,12 +59,33 @@ def plan(ready: Sequence[Ready], limits: Limits) -> tuple[Share, ...]:
             decoding = decoding or one.tokens > 0
     if decoding:
         rows = min(rows, limits.prefill_rows_beside_decode)
-    prompts = [one for one in order if not one.decoding]
-    for index, one in enumerate(prompts):
-        if rows == 0:
-            break
-        fair = -(-rows // (len(prompts) - index))
-        tokens = min(one.tokens, fair)
-        shares.append(Share(one.key, tokens))
-        rows -= tokens
+    flows: dict[str, list[Ready]] = {}
+    for one in order:
+        if not one.decoding:
+            flows.setdefault(one.workflow, []).append(one)
+    for members, part in zip(flows.values(), _evenly([_tokens(flow) for flow in flows.values()], rows), strict=True):
+        for one, tokens in zip(members, _evenly([one.tokens for one in members], part), strict=True):
+            if tokens or not one.tokens:
+                shares.append(Share(one.key, tokens))
     return tuple(shares)
+
+
+def _tokens(flow: Sequence[Ready]) -> int:
+    return sum(one.tokens for one in flow)
+
+
+def _evenly(wanted: Sequence[int], rows: int) -> list[int]:
+    """Rows for each: as many as wanted, or an equal part of what those who want less leave; the first get the rest."""
+    level = 0
+    for count, want in enumerate(sorted(wanted)):
+        level = rows // (len(wanted) - count)
+        if want > level:
+            break
+        rows -= want
+    given = [min(want, level) for want in wanted]
+    rows -= sum(level for want in wanted if want > level)
+    for index, want in enumerate(wanted):
+        if rows and given[index] < want:
+            given[index] += 1
+            rows -= 1
+    return given

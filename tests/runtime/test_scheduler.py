@@ -26,6 +26,17 @@ def test_decoding_goes_first_and_prompts_share_a_bounded_rest() -> None:
     assert plan(ready, LIMITS) == (Share(1, 1), Share(0, 2), Share(2, 2))
 
 
+def test_workflows_share_evenly_whatever_their_number_of_forks() -> None:
+    forks = [Ready(key, 50, 0.0, decoding=False, workflow="parent") for key in range(20)]
+    single = Ready(20, 50, 5.0, decoding=False, workflow="single")
+    shares = {share.key: share.tokens for share in plan([*forks, single], LIMITS)}
+    assert shares == {**dict.fromkeys(range(8), 1), 20: 8}
+
+
+def test_what_one_does_not_want_goes_to_the_others_in_whatever_order_they_came() -> None:
+    assert plan([prompt(0, 100, 0.0), prompt(1, 2, 1.0)], LIMITS) == (Share(0, 14), Share(1, 2))
+
+
 def test_a_prompt_alone_gets_the_whole_step() -> None:
     assert plan([prompt(0, 100, 0.0)], LIMITS) == (Share(0, 16),)
 
