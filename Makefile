@@ -11,7 +11,7 @@ demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
 test: lint types $(DEV_STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
