@@ -13,6 +13,7 @@ from serai.runtime.errors import BadParameter
 from serai.runtime.sampling_params import SamplingParams
 from serai.runtime.server.errors import invalid
 from serai.runtime.server.fields import Fields, kind_of, strings
+from serai.runtime.server.forcing import MustCall, checked
 
 MAX_CHOICES = 32
 SEED_MASK = 2**64 - 1
@@ -54,7 +55,8 @@ class Ask:
     `previous` is the place to go on from; without one and if `matched`, the deepest known place that `messages` begin
     with is looked for. `params` are without `stop` and with the largest `max_tokens` when none was given
     (`max_tokens` is None then). `stops` end the content only, never the reasoning. `may_call` is false when calls were
-    forbidden. `store` says whether the reply can be gone on from after this process.
+    forbidden, `must_call` is set when one was demanded. `store` says whether the reply can be gone on from after this
+    process.
     """
 
     namespace: str
@@ -69,6 +71,7 @@ class Ask:
     choices: int = 1
     store: bool = True
     may_call: bool = True
+    must_call: MustCall | None = None
     label: str = ""
 
 
@@ -140,21 +143,35 @@ def read_declared_tools(items: Sequence[Mapping[str, Any]], param: str) -> tuple
     return read_tools(tools)
 
 
-def read_tool_choice(value: object, param: str = "tool_choice") -> tuple[Notes, bool]:
-    """The note for the model, and whether calls are let through. What only a grammar could hold is refused."""
-    if value is None or value == "auto":
-        return NO_NOTES, True
-    if value == "none":
-        return Notes(tool_choice="none"), False
-    if value == "required" or isinstance(value, Mapping):
-        named = "required" if isinstance(value, str) else f"of type {value.get('type')!r:.40}"
-        raise invalid(
-            param,
-            f"{param} is {named}, which this server can't enforce without a grammar engine; use auto or none",
-            "unsupported_value",
-        )
-    shown = repr(value)[:60] if isinstance(value, str) else kind_of(value)
-    raise invalid(param, f"{param} must be auto, none, required or an object, and is {shown}")
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was said about calls: the note for the model, whether they are let through, and whether one must come."""
+
+    notes: Notes = NO_NOTES
+    may_call: bool = True
+    must_call: MustCall | None = None
+
+
+def read_tool_choice(value: object, tools: Sequence[Mapping[str, Any]], param: str = "tool_choice") -> Choice:
+    """In chat's shape or that of responses. A choice among some of the tools only could not be held, and is refused."""
+    match value:
+        case None | "auto":
+            return Choice()
+        case "none":
+            return Choice(Notes(tool_choice="none"), may_call=False)
+        case "required":
+            return Choice(Notes(tool_choice="required"), must_call=checked(MustCall(), tools))
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return Choice(must_call=checked(MustCall(name), tools))
+        case {"type": "allowed_tools"}:
+            raise invalid(
+                param,
+                f"{param} allows some of the tools only, which can't be held here; declare only those, or name one",
+                "unsupported_value",
+            )
+        case _:
+            shown = repr(value)[:60] if isinstance(value, str) else kind_of(value)
+            raise invalid(param, f"{param} must be auto, none, required or name a function, and is {shown}")
 
 
 def with_format(notes: Notes, response_format: Fields | None) -> Notes:

@@ -15,6 +15,7 @@ from serai.runtime.chat import NO_NOTES, Cursor, Message, Segment
 from serai.runtime.conversation import CURSOR_KEY, REPLY_KEY, call_ids
 from serai.runtime.server.ask import Ask, chain_after, chain_start, chains
 from serai.runtime.server.errors import invalid
+from serai.runtime.server.forcing import Forcing
 from serai.runtime.server.gate import Gates
 from serai.runtime.server.sessions import Ending, Place, Sessions, Tokens
 from serai.runtime.server.writing import Writer
@@ -127,6 +128,9 @@ class Asked:
                 special_ids=form.tokenizer.special_ids,
                 gates=gates,
                 may_call=self.ask.may_call,
+                forcing=None
+                if self.ask.must_call is None
+                else Forcing(self.ask.must_call, form, self._prompt.prompted),
             )
         )
 

@@ -38,7 +38,9 @@ def read_chat(body: Mapping[str, Any], namespace: str, *, stored: bool) -> ChatR
     fields = Fields(body)
     if not isinstance(fields.get("messages"), list) or not body["messages"]:
         raise invalid("messages", "messages is required, a list of at least one message")
-    notes, may_call = read_tool_choice(fields.get("tool_choice"))
+    fields.need_text("model")
+    setting = _setting(fields)
+    choice = read_tool_choice(fields.get("tool_choice"), setting.tools)
     logprobs, top = fields.flag("logprobs", False), fields.integer("top_logprobs", 0, MAX_LOGPROBS)
     if top is not None and not logprobs:
         raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
@@ -48,14 +50,15 @@ def read_chat(body: Mapping[str, Any], namespace: str, *, stored: bool) -> ChatR
         ask=Ask(
             namespace=namespace,
             messages=read_messages(body["messages"]),
-            setting=_setting(fields),
-            notes=with_format(notes, fields.object("response_format")),
+            setting=setting,
+            notes=with_format(choice.notes, fields.object("response_format")),
             params=read_params(fields, max_tokens=max_tokens, logprobs=(top or 0) if logprobs else None),
             max_tokens=max_tokens,
             stops=read_stops(fields),
             choices=fields.integer("n", 1, MAX_CHOICES) or 1,
             store=fields.flag("store", stored),
-            may_call=may_call,
+            may_call=choice.may_call,
+            must_call=choice.must_call,
         ),
         model=fields.text("model"),
         stream=fields.flag("stream", False),

@@ -47,6 +47,7 @@ class CompletionRequest:
 
 def read_completion(body: Mapping[str, Any], namespace: str) -> CompletionRequest:
     fields = Fields(body)
+    fields.need_text("model")
     max_tokens = fields.integer("max_tokens", 1, LARGEST) or DEFAULT_TOKENS
     options = fields.object("stream_options")
     params = read_params(fields, max_tokens=max_tokens, logprobs=fields.integer("logprobs", 0, 5))

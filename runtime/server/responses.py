@@ -174,7 +174,12 @@ async def input_tokens(service: Service, request: Request) -> Response:
     return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 
 
+async def compact(service: Service, request: Request) -> Response:
+    raise ApiError(404, "responses can't be compacted here: what was read is never rewritten", "unsupported")
+
+
 ROUTES = [
+    ("POST", "/v1/responses/compact", compact),
     ("POST", "/v1/responses", create),
     ("POST", "/v1/responses/input_tokens", input_tokens),
     ("GET", "/v1/responses/{id}", get),

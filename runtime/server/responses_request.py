@@ -60,7 +60,9 @@ def read_responses(body: Mapping[str, Any], namespace: str) -> ResponsesRequest:
     if fields.text("truncation", "disabled") != "disabled":
         raise invalid("truncation", "truncation must be disabled here: what was read is never cut")
     previous = fields.text("previous_response_id")
-    notes, may_call = read_tool_choice(fields.get("tool_choice"))
+    fields.need_text("model")
+    tools = read_declared_tools(fields.objects("tools"), "tools")
+    choice = read_tool_choice(fields.get("tool_choice"), tools)
     reasoning, text = fields.object("reasoning"), fields.object("text")
     effort = None if reasoning is None else reasoning.text("effort")
     thinking, effort = read_effort(effort, "reasoning.effort")
@@ -73,15 +75,16 @@ def read_responses(body: Mapping[str, Any], namespace: str) -> ResponsesRequest:
         ask=Ask(
             namespace=namespace,
             messages=messages_of(items),
-            setting=Setting(read_declared_tools(fields.objects("tools"), "tools"), thinking, effort),
-            notes=with_format(notes, _format(None if text is None else text.object("format"))),
+            setting=Setting(tools, thinking, effort),
+            notes=with_format(choice.notes, _format(None if text is None else text.object("format"))),
             params=read_params(fields, max_tokens=max_tokens, logprobs=(top or 0) if logprobs else None),
             max_tokens=max_tokens,
             stops=read_stops(fields),
             store=fields.flag("store", True),
             previous=None if previous is None else place_of(previous),
             matched=previous is None,
-            may_call=may_call,
+            may_call=choice.may_call,
+            must_call=choice.must_call,
         ),
         fields=fields,
         input=tuple(_shown(item) for item in items),

@@ -22,7 +22,7 @@ from serai.checkpoints.store import Store
 from serai.runtime.chat import ChatFormat, Cursor
 from serai.runtime.conversation import CURSOR_KEY
 from serai.runtime.driver import Counters
-from serai.runtime.errors import SeraiError, SessionBusy, SessionGone
+from serai.runtime.errors import SeraiError, SessionGone
 from serai.runtime.random import child_branch
 from serai.runtime.runtime import Runtime
 from serai.runtime.server.ask import Setting
@@ -237,11 +237,18 @@ class Sessions:
         with anyio.CancelScope(shield=True):
             try:
                 await session.close()
-            except SessionBusy:
-                session.discard()
+            except SeraiError:
+                await self._break_off(session)
             if erase and self.store is not None:
                 self._to_erase.add(session.id)
                 await anyio.to_thread.run_sync(self._erase, self.store)
+
+    async def _break_off(self, session: Session) -> None:
+        """End a session that is busy or can't be written down: its memory is freed in any case."""
+        try:
+            await session.break_off()
+        except SeraiError:
+            log.exception("what session %s said last could not be stored", session.id)
 
     def _erase(self, store: Store) -> None:
         """Delete what is to be; nodes that others were built on go with the last of those."""

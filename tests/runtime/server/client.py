@@ -101,7 +101,7 @@ class Client:
     async def _talk(
         self, exchange: Exchange, method: str, path: str, body: Mapping[str, Any] | bytes | None, key: str | None
     ) -> None:
-        raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps({"model": "m", **body}).encode()
         path, _, query = path.partition("?")
         scope = {
             "type": "http",

@@ -90,8 +90,8 @@ def test_everyday_calls(tiny: Path, tmp_path: Path) -> None:
         assert client.responses.retrieve(final.id).usage == final.usage
         background = client.responses.create(model=model, input="Hi.", background=True, max_output_tokens=6)
         assert background.status == "queued"
-        events = list(client.responses.retrieve(background.id, stream=True))
-        assert events[-1].type == "response.incomplete"
+        followed = list(client.responses.retrieve(background.id, stream=True))
+        assert followed[-1].type == "response.incomplete"
         assert client.responses.input_items.list(background.id).data
         client.responses.delete(background.id)
         assert client.completions.create(model=model, prompt="Once", max_tokens=4).usage is not None
