@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from serai.runtime.contents import Appended
     from serai.runtime.conversation import Chat
     from serai.runtime.generation import Completion, FinishReason, Generation, Token
     from serai.runtime.journal import Point
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
     from serai.runtime.opening import open_runtime
     from serai.runtime.runtime import Runtime
     from serai.runtime.sampling_params import SamplingParams
-    from serai.runtime.session import Appended, Session
+    from serai.runtime.session import Session
     from serai.runtime.status import Status
 
 _HOMES = {
-    "Appended": "session",
+    "Appended": "contents",
     "Chat": "conversation",
     "Completion": "generation",
     "FinishReason": "generation",

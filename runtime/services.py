@@ -8,9 +8,9 @@ from weakref import WeakSet
 import anyio
 
 from serai.runtime.admission import Admission
+from serai.runtime.contents import need
 from serai.runtime.driver import Driver
 from serai.runtime.engine_thread import EngineThread
-from serai.runtime.errors import BadParameter
 from serai.runtime.events import EventFeed
 from serai.runtime.holding import Keeper
 from serai.runtime.journal import Journal
@@ -70,9 +70,7 @@ class Services:
 
     def need_tokenizer(self) -> Tokenizer:
         """The tokenizer; raises `BadParameter` when the model has none."""
-        if self.tokenizer is None:
-            raise BadParameter("this model's folder has no tokenizer, so text can't be read; give token ids instead")
-        return self.tokenizer
+        return need(self.tokenizer)
 
     async def reclaim(self, needed_bytes: int) -> bool:
         """Free about so much: first what is only kept for reuse, then idle sessions move to the store."""

@@ -2,17 +2,15 @@
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import anyio
-import anyio.to_thread
 import numpy as np
 from numpy.typing import NDArray
 
 from serai.checkpoints.names import new_id
 from serai.checkpoints.nodes import NodeKind
+from serai.runtime.contents import Appended, token_ids
 from serai.runtime.errors import (
     BadParameter,
     NothingToContinue,
@@ -33,20 +31,6 @@ from serai.runtime.state import State
 from serai.runtime.status import SessionStatus
 from serai.runtime.trail import Trail
 from serai.runtime.turns import Timeline
-
-ENCODE_INLINE_CHARACTERS = 2_000
-"""Longer texts are tokenised on a worker thread: at about 1 µs a character this bounds what the loop pays to 2 ms."""
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """What an append did: how many tokens it added, how many of them were computed and how many taken from a state
-    that was known already, and the position reached."""
-
-    tokens: int
-    prefilled: int
-    reused: int
-    position: int
 
 
 class Life(Enum):
@@ -167,7 +151,7 @@ class Session:
         any work.
         """
         with self.use("append"):
-            ids = await self._ids_of(content)
+            ids = await token_ids(content, self._services.tokenizer, self._services.vocab_size)
             if len(ids) == 0:
                 return Appended(0, 0, 0, self.position)
             if self.position + len(ids) > self._services.max_positions:
@@ -367,13 +351,14 @@ class Session:
     def lagged(self, token: int) -> None:
         """As `advanced`, when the state after the token is part of a longer one that is not taken over yet."""
         self._holding.lag(token)
-        self._timeline.generated(token)
-        self.record.generated(token, self._timeline)
-        self._rate.count(1, self._services.now_s())
+        self._note(token)
 
     def advanced(self, state: State, token: int) -> None:
         """A generation read back the token it had drawn: `state` is the one after it."""
         self._holding.become(state)
+        self._note(token)
+
+    def _note(self, token: int) -> None:
         self._timeline.generated(token)
         self.record.generated(token, self._timeline)
         self._rate.count(1, self._services.now_s())
@@ -468,23 +453,6 @@ class Session:
     def _check_open(self) -> None:
         if self._life is not Life.OPEN:
             raise SessionClosed(session_id=self.id, how=self._life.value)
-
-    async def _ids_of(self, content: str | Sequence[int] | NDArray[np.integer]) -> NDArray[np.int32]:
-        if isinstance(content, str):
-            encode = self._services.need_tokenizer().encode
-            if len(content) <= ENCODE_INLINE_CHARACTERS:
-                return np.array(encode(content), dtype=np.int32)
-            return np.array(await anyio.to_thread.run_sync(encode, content), dtype=np.int32)
-        ids = np.asarray(content)
-        if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
-            raise BadParameter(
-                f"append takes text or one row of integer token ids, not an array of {ids.dtype} with shape {ids.shape}"
-            )
-        vocab = self._services.vocab_size
-        if ids.size and (ids.min() < 0 or ids.max() >= vocab):
-            wrong = int(ids[(ids < 0) | (ids >= vocab)][0])
-            raise BadParameter(f"token id {wrong} is outside this model's vocabulary of 0 to {vocab - 1}")
-        return ids.astype(np.int32)
 
     def __repr__(self) -> str:
         doing = f", {self._doing}" if self._doing else ""

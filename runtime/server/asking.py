@@ -12,6 +12,8 @@ import numpy as np
 
 from serai.checkpoints.names import new_id
 from serai.runtime.chat import NO_NOTES, Cursor, Message, Segment
+from serai.runtime.contents import ENCODE_INLINE_CHARACTERS
+from serai.runtime.contents import ENCODE_INLINE_CHARACTERS
 from serai.runtime.conversation import CURSOR_KEY, REPLY_KEY, call_ids
 from serai.runtime.server.ask import Ask, chain_after, chain_start, chains
 from serai.runtime.server.errors import invalid
@@ -19,7 +21,7 @@ from serai.runtime.server.forcing import Forcing
 from serai.runtime.server.gate import Gates
 from serai.runtime.server.sessions import Ending, Place, Sessions, Tokens
 from serai.runtime.server.writing import Writer
-from serai.runtime.session import ENCODE_INLINE_CHARACTERS, Session
+from serai.runtime.session import Session
 
 log = logging.getLogger(__name__)
 
