@@ -27,6 +27,7 @@ from serai.runtime import conversation, opening
 from serai.runtime import runtime as runtimes
 from serai.runtime import session as sessions
 from serai.runtime.chat.reply import Event, Reply
+from serai.runtime.contents import Appended
 from serai.runtime.generation import Completion, FinishReason, Token
 from serai.runtime.journal import Point
 from serai.runtime.sampling_params import SamplingParams
@@ -134,7 +135,7 @@ class Session(_Closing):
     def logits(self) -> NDArray[np.float32]:
         return self._portal.call(self.asynchronous.logits)
 
-    def append(self, content: Content, *, metadata: Mapping[str, Any] | None = None) -> sessions.Appended:
+    def append(self, content: Content, *, metadata: Mapping[str, Any] | None = None) -> Appended:
         return self._portal.call(partial(self.asynchronous.append, content, metadata=metadata))
 
     def generate(self, params: SamplingParams | None = None) -> "Stream[Token, Completion]":
@@ -155,7 +156,7 @@ class Session(_Closing):
     def rewind(self, *, turn: int | None = None, position: int | None = None) -> None:
         self._portal.call(partial(self.asynchronous.rewind, turn=turn, position=position))
 
-    def edit(self, turn: int, content: Content) -> sessions.Appended:
+    def edit(self, turn: int, content: Content) -> Appended:
         return self._portal.call(partial(self.asynchronous.edit, turn, content))
 
     @contextmanager
