@@ -11,7 +11,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from serai.kernels.simd import dot4_value
+from serai.kernels.simd import dot4_value, wide_dot4_value
 from serai.kernels.vec import call_llvm, define, f32x16, i32x16, pointer_value, splat_value, u8x64
 
 
@@ -42,22 +42,31 @@ def fma_chain(typingctx: Any, acc: Any, weights: Any, x: Any) -> Any:
     return f32x16(acc, weights, types.int64), codegen
 
 
-@define
-def dot_chain(typingctx: Any, acc: Any, weights: Any, x: Any) -> Any:
-    """``acc = dot4(acc, weights[j], x[4j .. 4j + 3])`` for ascending j; ``x`` is the address of four int8 a weight."""
-    if acc != i32x16 or not _tuple_of(u8x64, weights) or not isinstance(x, types.Integer):
-        return None
+def _dot_chain(dot_value: Any, doc: str) -> Any:
+    def typed(typingctx: Any, acc: Any, weights: Any, x: Any) -> Any:
+        if acc != i32x16 or not _tuple_of(u8x64, weights) or not isinstance(x, types.Integer):
+            return None
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        total, packed, address = args
-        for j, weight in enumerate(cgutils.unpack_tuple(builder, packed)):
-            pointer = pointer_value(builder, _offset(builder, address, 4 * j), ir.IntType(32))
-            word = builder.load(pointer, align=4, typ=ir.IntType(32))
-            four = builder.bitcast(splat_value(builder, word, 16), u8x64.llvm)
-            total = dot4_value(builder, total, weight, four)
-        return total
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            total, packed, address = args
+            for j, weight in enumerate(cgutils.unpack_tuple(builder, packed)):
+                pointer = pointer_value(builder, _offset(builder, address, 4 * j), ir.IntType(32))
+                word = builder.load(pointer, align=4, typ=ir.IntType(32))
+                four = builder.bitcast(splat_value(builder, word, 16), u8x64.llvm)
+                total = dot_value(builder, total, weight, four)
+            return total
 
-    return i32x16(acc, weights, types.int64), codegen
+        return i32x16(acc, weights, types.int64), codegen
+
+    typed.__doc__ = doc
+    return define(typed)
+
+
+dot_chain = _dot_chain(
+    dot4_value,
+    "``acc = dot4(acc, weights[j], x[4j .. 4j + 3])`` for ascending j; ``x`` is the address of four int8 a weight.",
+)
+wide_dot_chain = _dot_chain(wide_dot4_value, "As ``dot_chain``, for unsigned weights of any size up to 255.")
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]

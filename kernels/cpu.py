@@ -3,6 +3,7 @@
 The choice is read once, before anything is compiled, and is part of the key of the compiled-code cache.
 """
 
+import ctypes
 import functools
 import os
 import platform
@@ -15,14 +16,22 @@ import numba
 class SimdPath(Enum):
     """The instruction families a kernel is compiled for. All give the same bits; they differ in speed."""
 
+    AVX512_AMX = "avx512-amx"
     AVX512_VNNI = "avx512-vnni"
     AVX2_VNNI = "avx2-vnni"
     AVX2 = "avx2"
     PLAIN = "plain"
 
+    @property
+    def is_avx512(self) -> bool:
+        """Whether a register holds sixteen floats."""
+        return self in (SimdPath.AVX512_AMX, SimdPath.AVX512_VNNI)
 
+
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx2", "fma")
 _NEEDS: dict[SimdPath, tuple[str, ...]] = {
-    SimdPath.AVX512_VNNI: ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx2", "fma"),
+    SimdPath.AVX512_AMX: (*_AVX512, "amx-tile", "amx-int8"),
+    SimdPath.AVX512_VNNI: _AVX512,
     SimdPath.AVX2_VNNI: ("avx2", "fma", "avxvnni"),
     SimdPath.AVX2: ("avx2", "fma"),
     SimdPath.PLAIN: (),
@@ -30,10 +39,11 @@ _NEEDS: dict[SimdPath, tuple[str, ...]] = {
 # Features a path must not use, by the start of their LLVM names, so that forcing a path on a larger CPU compiles what
 # the smaller CPU would run.
 _HIDES: dict[SimdPath, tuple[str, ...]] = {
-    SimdPath.AVX512_VNNI: (),
-    SimdPath.AVX2_VNNI: ("avx512", "avx10", "evex512"),
-    SimdPath.AVX2: ("avx512", "avx10", "evex512", "avxvnni"),
-    SimdPath.PLAIN: ("avx512", "avx10", "evex512", "avxvnni"),
+    SimdPath.AVX512_AMX: (),
+    SimdPath.AVX512_VNNI: ("amx",),
+    SimdPath.AVX2_VNNI: ("avx512", "avx10", "evex512", "amx"),
+    SimdPath.AVX2: ("avx512", "avx10", "evex512", "avxvnni", "amx"),
+    SimdPath.PLAIN: ("avx512", "avx10", "evex512", "avxvnni", "amx"),
 }
 
 
@@ -50,6 +60,18 @@ def features() -> dict[str, bool]:
         return {}
 
 
+# Linux gives a process the tile registers when it asks for them: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA).
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+
+
+@functools.cache
+def _may_use_tiles() -> bool:
+    """Ask the system for the tile registers, once a process and for all its threads; False where it refuses."""
+    if platform.system() != "Linux" or platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    return int(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)) == 0
+
+
 @functools.cache
 def cpu_name() -> str:
     """LLVM's name of this CPU."""
@@ -59,7 +81,10 @@ def cpu_name() -> str:
 def available_paths() -> list[SimdPath]:
     """The paths this CPU can run, best first."""
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return [path for path, needs in _NEEDS.items() if not needs or (is_x86 and all(features().get(n) for n in needs))]
+    runs = [path for path, needs in _NEEDS.items() if not needs or (is_x86 and all(features().get(n) for n in needs))]
+    if SimdPath.AVX512_AMX in runs and not _may_use_tiles():
+        runs.remove(SimdPath.AVX512_AMX)
+    return runs
 
 
 def resolve(requested: str, available: list[SimdPath]) -> SimdPath:
@@ -71,7 +96,8 @@ def resolve(requested: str, available: list[SimdPath]) -> SimdPath:
         raise SimdPathUnavailable(f"SERAI_SIMD={requested!r} names no SIMD path; this CPU has {names}.")
     path = SimdPath(requested)
     if path not in available:
-        missing = ", ".join(need for need in _NEEDS[path] if not features().get(need))
+        lacking = (need for need in _NEEDS[path] if not features().get(need))
+        missing = ", ".join(lacking) or "the system's leave"
         raise SimdPathUnavailable(f"SERAI_SIMD={requested!r} needs {missing}, which this CPU lacks; it has {names}.")
     return path
 

@@ -11,7 +11,7 @@ registers while all rows pass by, so weights are read and decoded once for up to
 
 A format is given by three inlined functions and two sizes: ``eight(address)`` (eight columns as vectors of sixteen
 outputs), ``one(address)`` (one column; formats whose columns are a multiple of 8 never use it), ``scale(address)``, and
-``sizes = (bytes of a column of sixteen outputs, columns of a block)``.
+``sizes = (bytes of a column of sixteen outputs, columns of a block, bytes of a block's sixteen scales)``.
 """
 
 from typing import Any
@@ -52,7 +52,7 @@ def one_row(eight: Any, one: Any, scale: Any, sizes: Any, weights: Any, scales: 
 
     ``weights`` and ``scales`` are four addresses each, one a block.
     """
-    column_bytes, block = sizes
+    column_bytes, block, scale_bytes = sizes
     w0, w1, w2, w3 = weights
     s0, s1, s2, s3 = scales
     r0 = r1 = r2 = r3 = splat_f32(0.0)
@@ -75,7 +75,7 @@ def one_row(eight: Any, one: Any, scale: Any, sizes: Any, weights: Any, scales: 
             x1 = splat_f32(scalar_f32_at(x + 4 * k))
             a0, a1 = fma(one(w0 + at), x1, a0), fma(one(w1 + at), x1, a1)
             a2, a3 = fma(one(w2 + at), x1, a2), fma(one(w3 + at), x1, a3)
-        group = first // block * 16
+        group = first // block * scale_bytes
         r0, r1 = fma(a0, scale(s0 + group), r0), fma(a1, scale(s1 + group), r1)
         r2, r3 = fma(a2, scale(s2 + group), r2), fma(a3, scale(s3 + group), r3)
     return (r0, r1, r2, r3)
@@ -90,7 +90,7 @@ def many_rows(
     ``x = (address of row 0, bytes between rows, list of row numbers or 0)``; ``weights`` and ``scales`` are two
     addresses each, one a block.
     """
-    column_bytes, block = sizes
+    column_bytes, block, scale_bytes = sizes
     w0, w1 = weights
     s0, s1 = scales
     x_at, x_pitch, rows = x
@@ -115,7 +115,7 @@ def many_rows(
                 at, x1 = state + 256 * i, splat_f32(scalar_f32_at(x_at + pick(rows, i) * x_pitch + 4 * k))
                 store_at(at + 128, fma(v0, x1, f32_at(at + 128)))
                 store_at(at + 192, fma(v1, x1, f32_at(at + 192)))
-        group = first // block * 16
+        group = first // block * scale_bytes
         c0, c1 = scale(s0 + group), scale(s1 + group)
         for at in range(state, state + 256 * count, 256):
             store_at(at, fma(f32_at(at + 128), c0, f32_at(at)))

@@ -40,7 +40,7 @@ def _scale(typingctx: Any, v: Any, n: Any) -> Any:
         return None
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        if cpu.chosen_path() is cpu.SimdPath.AVX512_VNNI:
+        if cpu.chosen_path().is_avx512:
             every_lane = ir.Constant(ir.IntType(16), 0xFFFF)
             current_rounding = ir.Constant(ir.IntType(32), 4)
             operands = [*args, args[0], every_lane, current_rounding]

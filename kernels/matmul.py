@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serai.kernels import threads
+from serai.kernels import q8, threads
 from serai.kernels.chains import stack_bytes
 from serai.kernels.compile import inline, kernel, thin
 from serai.kernels.deal import deal, existing, put
 from serai.kernels.exact import EXACT_ROWS, EXACT_STATE_BYTES, many_rows, one_row
 from serai.kernels.matrix import GROUP, Format, Matrix
 from serai.kernels.memory import addr, f32_at
-from serai.kernels.mxfp4 import COLUMN_BYTES, eight_columns, half_scales, no_column
+from serai.kernels.mxfp4 import COLUMN_BYTES, SCALE_BYTES, eight_columns, half_scales, no_column
 from serai.kernels.plain import (
     BF16_COLUMN_BYTES,
     F32_COLUMN_BYTES,
@@ -50,7 +50,7 @@ def _task(
     blocks = (outputs + 15) // 16
     width = 4 if count == 1 else 2
     apart = (blocks + width - 1) // width
-    block_bytes, scale_bytes = cols * sizes[0], cols // sizes[1] * 16
+    block_bytes, scale_bytes = cols * sizes[0], cols // sizes[1] * sizes[2]
     state = stack_bytes(EXACT_STATE_BYTES)
     for unit in range(task * chunk, min((task + 1) * chunk, heads * apart)):
         head, b0 = unit // apart, unit % apart
@@ -81,20 +81,26 @@ def _task(
 
 @inline
 def _f32_task(task: int, w: Any, shape: Any, chunk: int, x: Any, y: Any) -> None:
-    sizes = (F32_COLUMN_BYTES, PLAIN_BLOCK)
+    sizes = (F32_COLUMN_BYTES, PLAIN_BLOCK, 0)
     _task(task, f32_columns, f32_column, unit_scale, sizes, w, shape, chunk, x, y)
 
 
 @inline
 def _bf16_task(task: int, w: Any, shape: Any, chunk: int, x: Any, y: Any) -> None:
-    sizes = (BF16_COLUMN_BYTES, PLAIN_BLOCK)
+    sizes = (BF16_COLUMN_BYTES, PLAIN_BLOCK, 0)
     _task(task, bf16_columns, bf16_column, unit_scale, sizes, w, shape, chunk, x, y)
 
 
 @inline
 def _mxfp4_task(task: int, w: Any, shape: Any, chunk: int, x: Any, y: Any) -> None:
-    sizes = (COLUMN_BYTES, GROUP)
+    sizes = (COLUMN_BYTES, GROUP, SCALE_BYTES)
     _task(task, eight_columns, no_column, half_scales, sizes, w, shape, chunk, x, y)
+
+
+@inline
+def _q8_task(task: int, w: Any, shape: Any, chunk: int, x: Any, y: Any) -> None:
+    sizes = (q8.COLUMN_BYTES, GROUP, q8.SCALE_BYTES)
+    _task(task, q8.eight_columns, no_column, q8.block_scales, sizes, w, shape, chunk, x, y)
 
 
 @thin
@@ -141,7 +147,19 @@ def _matmul_mxfp4(
     _product(_mxfp4_task, COLUMN_BYTES, (addr(data, 0), addr(scales, 0)), shape, x, x_at, out, out_at)
 
 
-_KERNELS: dict[Format, Any] = {Format.F32: _matmul_f32, Format.BF16: _matmul_bf16, Format.MXFP4: _matmul_mxfp4}
+@kernel(_SIGNATURE.format("u8"), before=threads.start)
+def _matmul_q8(
+    x: _F32Array, x_at: _XAt, data: _Bytes, scales: _Bytes, shape: _Shape, out: _F32Array, out_at: _YAt
+) -> None:
+    _product(_q8_task, q8.COLUMN_BYTES, (addr(data, 0), addr(scales, 0)), shape, x, x_at, out, out_at)
+
+
+_KERNELS: dict[Format, Any] = {
+    Format.F32: _matmul_f32,
+    Format.BF16: _matmul_bf16,
+    Format.MXFP4: _matmul_mxfp4,
+    Format.Q8: _matmul_q8,
+}
 
 
 def matmul(

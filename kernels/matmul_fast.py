@@ -1,76 +1,120 @@
-"""Matrix products with 8-bit activations and MXFP4 weights. :mod:`serai.kernels.fast` defines the bits."""
+"""Matrix products with 8-bit activations and packed weights. :mod:`serai.kernels.fast` defines the bits."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serai.kernels import threads
-from serai.kernels.chains import stack_bytes
-from serai.kernels.compile import inline, kernel
+from serai.kernels import mxfp4, q8, threads
+from serai.kernels.chains import dot_chain, stack_bytes, wide_dot_chain
+from serai.kernels.compile import inline, kernel, thin
 from serai.kernels.deal import deal, existing, put
-from serai.kernels.fast import FAST_ROWS, FAST_STATE_BYTES, fast_rows
+from serai.kernels.fast import FAST_ROWS, FAST_STATE_BYTES, packed_rows
 from serai.kernels.matmul import check_columns
 from serai.kernels.matrix import Format, Matrix
 from serai.kernels.memory import addr, f32_at
-from serai.kernels.mxfp4 import BLOCK_BYTES
 from serai.kernels.quantize import Quantized
 from serai.kernels.threads import parallel_for
 
 
-@inline
-def _task(task: int, w: Any, outputs: int, groups: int, chunk: int, x: Any, rows: int, y: Any) -> None:
-    """``chunk`` units of two distant blocks; ``x = (codes, scales, starts)``, ``y = (address, row pitch, add)``."""
+@thin
+def mxfp4_rows(weights: Any, scales: Any, groups: int, x: Any, count: int, state: int) -> None:
+    """:func:`serai.kernels.fast.packed_rows` for MXFP4."""
+    sizes = (mxfp4.BLOCK_BYTES, mxfp4.SCALE_BYTES)
+    unsigned, signed, scale = mxfp4.block_weights, mxfp4.signed_block, mxfp4.half_scales
+    packed_rows(dot_chain, unsigned, signed, scale, sizes, weights, scales, groups, x, count, state)
+
+
+@thin
+def _q8_rows(weights: Any, scales: Any, groups: int, x: Any, count: int, state: int) -> None:
+    sizes = (q8.BLOCK_BYTES, q8.SCALE_BYTES)
+    unsigned, signed, scale = q8.block_weights, q8.signed_block, q8.block_scales
+    packed_rows(wide_dot_chain, unsigned, signed, scale, sizes, weights, scales, groups, x, count, state)
+
+
+@thin
+def _task(task: int, some_rows: Any, sizes: Any, w: Any, outputs: int, groups: int, chunk: int, x: Any, y: Any) -> None:
+    """``chunk`` units of two distant blocks: ``x = (codes, scales, starts, rows)``, ``y = (address, pitch, add)``."""
     y_at, y_pitch, add = y
+    codes, x_scales, starts, count = x
     blocks = (outputs + 15) // 16
     apart = (blocks + 1) // 2
     state = stack_bytes(FAST_STATE_BYTES)
     for b0 in range(task * chunk, min((task + 1) * chunk, apart)):
         b1 = b0 + apart
         r1 = existing(b1, blocks)
-        pair = (w[0] + b0 * groups * BLOCK_BYTES, w[0] + r1 * groups * BLOCK_BYTES)
-        scales = (w[1] + b0 * groups * 16, w[1] + r1 * groups * 16)
-        for row in range(0, rows, FAST_ROWS):
-            n = min(FAST_ROWS, rows - row)
-            first = row * groups
-            fast_rows(pair, scales, groups, (x[0] + 32 * first, x[1] + 4 * first, x[2] + 4 * first, 0), n, state)
+        pair = (w[0] + b0 * groups * sizes[0], w[0] + r1 * groups * sizes[0])
+        scales = (w[1] + b0 * groups * sizes[1], w[1] + r1 * groups * sizes[1])
+        for row in range(0, count, FAST_ROWS):
+            n = min(FAST_ROWS, count - row)
+            source = (codes + 32 * row, x_scales + 4 * row, starts + 4 * row, count, 0)
+            some_rows(pair, scales, groups, source, n, state)
             for i in range(n):
                 at, sums = y_at + (row + i) * y_pitch, state + 128 * i
                 put(at + 64 * b0, f32_at(sums), outputs - 16 * b0, add)
                 put(at + 64 * b1, f32_at(sums + 64), outputs - 16 * b1, add)
 
 
-@kernel("void(i8[:, ::1], f32[:, ::1], i32[:, ::1], u8[::1], u8[::1], i64, f32[:, ::1], i64, b1)", before=threads.start)
-def _matmul_fast(
-    codes: NDArray[np.int8],
-    x_scales: NDArray[np.float32],
-    starts: NDArray[np.int32],
-    data: NDArray[np.uint8],
-    scales: NDArray[np.uint8],
-    outputs: int,
-    out: NDArray[np.float32],
-    out_col: int,
-    add: bool,
+@inline
+def _mxfp4_task(task: int, w: Any, outputs: int, groups: int, chunk: int, x: Any, y: Any) -> None:
+    _task(task, mxfp4_rows, (mxfp4.BLOCK_BYTES, mxfp4.SCALE_BYTES), w, outputs, groups, chunk, x, y)
+
+
+@inline
+def _q8_task(task: int, w: Any, outputs: int, groups: int, chunk: int, x: Any, y: Any) -> None:
+    _task(task, _q8_rows, (q8.BLOCK_BYTES, q8.SCALE_BYTES), w, outputs, groups, chunk, x, y)
+
+
+@thin
+def _product(
+    body: Any, block_bytes: int, codes: Any, x_scales: Any, starts: int, w: Any, outputs: int, out: Any, out_at: Any
 ) -> None:
-    rows, groups = x_scales.shape
+    """Deal one product; ``out_at = (column, whether to add)``."""
+    groups, rows = x_scales.shape
     units = ((outputs + 15) // 16 + 1) // 2
-    chunk, tasks, spread = deal(units, 2 * groups * BLOCK_BYTES, rows)
+    chunk, tasks, spread = deal(units, 2 * groups * block_bytes, rows)
+    x = (addr(codes, 0), addr(x_scales, 0), starts, rows)
+    y = (addr(out, out_at[0]), 4 * out.shape[1], out_at[1])
+    parallel_for(tasks, spread, body, (w, outputs, groups, chunk, x, y))
+
+
+_SIGNATURE = "void(i8[:, :, ::1], f32[:, ::1], i32[:, :, ::1], u8[::1], u8[::1], i64, f32[:, ::1], Tuple((i64, b1)))"
+_Codes = NDArray[np.int8]
+_Floats = NDArray[np.float32]
+_Starts = NDArray[np.int32]
+_Bytes = NDArray[np.uint8]
+_At = tuple[int, bool]
+
+
+@kernel(_SIGNATURE, before=threads.start)
+def _fast_mxfp4(
+    codes: _Codes, x_scales: _Floats, starts: _Starts, data: _Bytes, scales: _Bytes, outputs: int, out: _Floats, at: _At
+) -> None:
     w = (addr(data, 0), addr(scales, 0))
-    x = (addr(codes, 0), addr(x_scales, 0), addr(starts, 0))
-    y = (addr(out, out_col), 4 * out.shape[1], add)
-    parallel_for(tasks, spread, _task, (w, outputs, groups, chunk, x, rows, y))
+    _product(_mxfp4_task, mxfp4.BLOCK_BYTES, codes, x_scales, addr(starts, 0), w, outputs, out, at)
+
+
+@kernel(_SIGNATURE, before=threads.start)
+def _fast_q8(
+    codes: _Codes, x_scales: _Floats, starts: _Starts, data: _Bytes, scales: _Bytes, outputs: int, out: _Floats, at: _At
+) -> None:
+    w = (addr(data, 0), addr(scales, 0))
+    second = addr(starts, x_scales.size)
+    _product(_q8_task, q8.BLOCK_BYTES, codes, x_scales, second, w, outputs, out, at)
+
+
+_KERNELS: dict[Format, Any] = {Format.MXFP4: _fast_mxfp4, Format.Q8: _fast_q8}
 
 
 def matmul_fast(x: Quantized, w: Matrix, out: NDArray[np.float32], out_col: int, add: bool = False) -> None:
-    """``out[:, out_col + n] (+)= sum_k x[:, k] * w[n, k]`` with quantised activations and MXFP4 weights.
+    """``out[:, out_col + n] (+)= sum_k x[:, k] * w[n, k]`` with quantised activations and MXFP4 or Q8 weights.
 
     ``out`` is float32 ``[R, Wo]``, C-contiguous. Raises ValueError for another weight format or when the columns do
     not fit, TypeError for another dtype or layout.
     """
-    rows, columns = x.codes.shape
-    if w.format is not Format.MXFP4:
-        raise ValueError(f"8-bit activations meet MXFP4 weights only, not {w.format.value}.")
-    if columns != w.cols:
-        raise ValueError(f"activations of {columns} columns do not fit weights of {w.cols}.")
-    check_columns("out", out, rows, out_col, out_col, w.rows)
-    _matmul_fast(x.codes, x.scales, x.starts, w.data, w.scales, w.rows, out, out_col, add)
+    if w.format not in _KERNELS:
+        raise ValueError(f"8-bit activations meet MXFP4 and Q8 weights only, not {w.format.value}.")
+    if x.columns != w.cols:
+        raise ValueError(f"activations of {x.columns} columns do not fit weights of {w.cols}.")
+    check_columns("out", out, x.rows, out_col, out_col, w.rows)
+    _KERNELS[w.format](*x.arrays, w.data, w.scales, w.rows, out, (out_col, add))

@@ -10,6 +10,7 @@ format data                                              scales
 F32    float32 ``[heads][ceil(N/16)][K][16]``            none
 BF16   uint16 ``[heads][ceil(N/16)][K][16]``             none
 MXFP4  uint8 ``[ceil(N/16)][K/32][4][16][4]``            uint8 ``[ceil(N/16)][K/32][16]``
+Q8     int8 ``[ceil(N/16)][K/32][8][16][4]``             bfloat16, as bytes, likewise
 =====  ================================================  ==========================
 
 An MXFP4 block is 16 rows x 32 columns in 256 bytes: for each run of eight columns 64 bytes, four a row; the low nibbles
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.kernels import pack as _pack
+from serai.kernels import q8 as _q8
 
 LANES = 16
 GROUP = 32
@@ -40,6 +42,7 @@ class Format(Enum):
     F32 = "f32"
     BF16 = "bf16"
     MXFP4 = "mxfp4"
+    Q8 = "q8"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -136,6 +139,21 @@ def pack_mxfp4(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -> Matrix:
     return Matrix(Format.MXFP4, 1, rows, 2 * half, data, out_scales)
 
 
+def pack_q8(w: NDArray[Any]) -> Matrix:
+    """Quantise float32 or bfloat16 (uint16) ``[N, K]`` weights to 8 bits with a scale per 32 columns, and pack them.
+
+    Relative error on Gaussian weights: 0.55 %. Raises ValueError unless K is a multiple of 32.
+    """
+    rows, cols = _matrix_of(w).shape
+    if cols % GROUP:
+        raise ValueError(f"Q8 weights need a multiple of {GROUP} columns, not {cols}.")
+    groups = -(-rows // LANES) * (cols // GROUP)
+    data, scales = aligned(groups * LANES * GROUP, np.int8), aligned(groups * LANES, np.uint16)
+    quantize = _q8.quantize_f32 if plain_format(w) is Format.F32 else _q8.quantize_bf16
+    quantize(np.ascontiguousarray(w), data, scales, w.nbytes > _WORTH_SPREADING_BYTES)
+    return Matrix(Format.Q8, 1, rows, cols, data.view(np.uint8), scales.view(np.uint8))
+
+
 def interleave_mxfp4(
     packed: NDArray[np.uint8],
     scales: NDArray[np.uint8],
@@ -181,10 +199,12 @@ def concat(pieces: Sequence[NDArray[Any]], align: int = LANES) -> tuple[Matrix, 
 
 
 def unpack(matrix: Matrix) -> NDArray[np.float32]:
-    """The weights as float32 ``[heads, rows, cols]``: exact."""
+    """The weights as float32 ``[heads, rows, cols]``: exactly what products see."""
     heads, blocks, cols = matrix.heads, matrix.blocks, matrix.cols
     if matrix.format is Format.MXFP4:
         values = _unpack_mxfp4(matrix)
+    elif matrix.format is Format.Q8:
+        values = _unpack_q8(matrix)
     else:
         rows = matrix.data.reshape(heads, blocks, cols, LANES).transpose(0, 1, 3, 2)
         stored = rows.reshape(heads, blocks * LANES, cols)[:, : matrix.rows]
@@ -200,6 +220,15 @@ def _unpack_mxfp4(matrix: Matrix) -> NDArray[np.float32]:
     values = np.where(codes & 8, -table[codes & 7], table[codes & 7])
     exponents = matrix.scales.reshape(matrix.blocks, -1, LANES).transpose(0, 2, 1).reshape(matrix.blocks * LANES, -1)
     scaled: NDArray[np.float32] = np.ldexp(values, exponents.astype(np.int32)[:, :, np.newaxis] - 127)
+    return scaled.reshape(1, -1, matrix.cols)[:, : matrix.rows]
+
+
+def _unpack_q8(matrix: Matrix) -> NDArray[np.float32]:
+    groups = matrix.cols // GROUP
+    codes = matrix.data.view(np.int8).reshape(matrix.blocks, groups, 8, LANES, 4).transpose(0, 3, 1, 2, 4)
+    values = codes.reshape(matrix.blocks * LANES, groups, GROUP).astype(np.float32)
+    scales = _widen(matrix.scales.view(np.uint16)).reshape(matrix.blocks, groups, LANES).transpose(0, 2, 1)
+    scaled: NDArray[np.float32] = values * scales.reshape(matrix.blocks * LANES, groups, 1)
     return scaled.reshape(1, -1, matrix.cols)[:, : matrix.rows]
 
 

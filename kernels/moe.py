@@ -68,17 +68,21 @@ def experts(
     if fast and layout.format is Format.MXFP4:
         if quantised is None:
             raise ValueError("8-bit activations need scratch: quantised=(rows of latent, pairs of inner).")
-        inputs, mids = quantised[0].first(rows), quantised[1]
-        if len(inputs.codes) < rows or inputs.codes.shape[1] != layout.latent:
-            raise ValueError(f"quantised rows have shape {inputs.codes.shape}, not {(rows, layout.latent)}.")
-        if len(mids.codes) < places or mids.codes.shape[1] != layout.inner:
-            raise ValueError(f"quantised pairs have shape {mids.codes.shape}, not {(places, layout.inner)}.")
+        inputs = _room(quantised[0], rows, layout.latent, "rows")
+        mids = _room(quantised[1], places, layout.inner, "pairs")
         quantize_rows(x, x_col, inputs)
         experts_fast(visit, where, inputs.arrays, betas(activation), mids.arrays, y)
         return
     if len(mid) < places or mid.shape[1] != layout.inner:
         raise ValueError(f"mid has shape {list(mid.shape)}, not {[places, layout.inner]}.")
     EXACT_EXPERTS[layout.format](visit, where, x, x_col, betas(activation), mid, y)
+
+
+def _room(held: Quantized, rows: int, columns: int, name: str) -> Quantized:
+    """Room for ``rows`` quantised rows in ``held``; raises ValueError if it has less, or other columns."""
+    if held.rows < rows or held.columns != columns:
+        raise ValueError(f"quantised {name} have shape {(held.rows, held.columns)}, not {(rows, columns)}.")
+    return held.first(rows)
 
 
 @inline

@@ -13,7 +13,7 @@ from serai.kernels.deal import existing, put
 from serai.kernels.exact import EXACT_LIST_BYTES, EXACT_ROWS, EXACT_STATE_BYTES, many_rows, one_row
 from serai.kernels.matrix import GROUP, Format
 from serai.kernels.memory import addr, f32_at, scalar_i32_at
-from serai.kernels.mxfp4 import COLUMN_BYTES, eight_columns, half_scales, no_column
+from serai.kernels.mxfp4 import COLUMN_BYTES, SCALE_BYTES, eight_columns, half_scales, no_column
 from serai.kernels.plain import (
     BF16_COLUMN_BYTES,
     F32_COLUMN_BYTES,
@@ -46,7 +46,7 @@ def _inner_task(
     """The activation of gate and up: a unit is two blocks of sixteen inner columns of one expert."""
     latent, inner = dims
     blocks = (inner + 15) // 16
-    block_bytes, scale_bytes = latent * sizes[0], latent // sizes[1] * 16
+    block_bytes, scale_bytes = latent * sizes[0], latent // sizes[1] * sizes[2]
     e, first_unit = task // part[0], task % part[0] * part[1]
     record = record_of(call, e)
     w1, w3, s1, s3 = record + offsets[0], record + offsets[1], record + offsets[3], record + offsets[4]
@@ -96,7 +96,7 @@ def _outer_task(
     latent, inner = dims
     blocks = (latent + 15) // 16
     apart = (blocks + 3) // 4
-    block_bytes, scale_bytes = inner * sizes[0], inner // sizes[1] * 16
+    block_bytes, scale_bytes = inner * sizes[0], inner // sizes[1] * sizes[2]
     e, first_unit = task // part[0], task % part[0] * part[1]
     w2, s2 = record_of(call, e) + offsets[2], record_of(call, e) + offsets[5]
     begin, end = range_of(call, e)
@@ -159,37 +159,37 @@ def _products(
 
 @inline
 def _f32_inner(task: int, call: Any, offsets: Any, dims: Any, part: Any, x: Any, betas: Any, mid: Any) -> None:
-    sizes = (F32_COLUMN_BYTES, PLAIN_BLOCK)
+    sizes = (F32_COLUMN_BYTES, PLAIN_BLOCK, 0)
     _inner_task(task, f32_columns, f32_column, unit_scale, sizes, call, offsets, dims, part, x, betas, mid)
 
 
 @inline
 def _f32_outer(task: int, call: Any, offsets: Any, dims: Any, part: Any, mid: Any, y: Any) -> None:
-    sizes = (F32_COLUMN_BYTES, PLAIN_BLOCK)
+    sizes = (F32_COLUMN_BYTES, PLAIN_BLOCK, 0)
     _outer_task(task, f32_columns, f32_column, unit_scale, sizes, call, offsets, dims, part, mid, y)
 
 
 @inline
 def _bf16_inner(task: int, call: Any, offsets: Any, dims: Any, part: Any, x: Any, betas: Any, mid: Any) -> None:
-    sizes = (BF16_COLUMN_BYTES, PLAIN_BLOCK)
+    sizes = (BF16_COLUMN_BYTES, PLAIN_BLOCK, 0)
     _inner_task(task, bf16_columns, bf16_column, unit_scale, sizes, call, offsets, dims, part, x, betas, mid)
 
 
 @inline
 def _bf16_outer(task: int, call: Any, offsets: Any, dims: Any, part: Any, mid: Any, y: Any) -> None:
-    sizes = (BF16_COLUMN_BYTES, PLAIN_BLOCK)
+    sizes = (BF16_COLUMN_BYTES, PLAIN_BLOCK, 0)
     _outer_task(task, bf16_columns, bf16_column, unit_scale, sizes, call, offsets, dims, part, mid, y)
 
 
 @inline
 def _mxfp4_inner(task: int, call: Any, offsets: Any, dims: Any, part: Any, x: Any, betas: Any, mid: Any) -> None:
-    sizes = (COLUMN_BYTES, GROUP)
+    sizes = (COLUMN_BYTES, GROUP, SCALE_BYTES)
     _inner_task(task, eight_columns, no_column, half_scales, sizes, call, offsets, dims, part, x, betas, mid)
 
 
 @inline
 def _mxfp4_outer(task: int, call: Any, offsets: Any, dims: Any, part: Any, mid: Any, y: Any) -> None:
-    sizes = (COLUMN_BYTES, GROUP)
+    sizes = (COLUMN_BYTES, GROUP, SCALE_BYTES)
     _outer_task(task, eight_columns, no_column, half_scales, sizes, call, offsets, dims, part, mid, y)
 
 

@@ -10,7 +10,8 @@ from serai.kernels.activation import activate16
 from serai.kernels.chains import stack_bytes
 from serai.kernels.compile import inline, kernel
 from serai.kernels.deal import existing, put
-from serai.kernels.fast import FAST_LIST_BYTES, FAST_ROWS, FAST_STATE_BYTES, fast_rows
+from serai.kernels.fast import FAST_LIST_BYTES, FAST_ROWS, FAST_STATE_BYTES
+from serai.kernels.matmul_fast import mxfp4_rows
 from serai.kernels.matrix import GROUP
 from serai.kernels.memory import addr, f32_at, scalar_i32_at
 from serai.kernels.mxfp4 import BLOCK_BYTES
@@ -20,7 +21,7 @@ from serai.kernels.visits import cut, list_rows, range_of, record_of
 
 
 @inline
-def _fast_inner_task(task: int, call: Any, offsets: Any, dims: Any, part: Any, x: Any, betas: Any, mid: Any) -> None:
+def _inner_task(task: int, call: Any, offsets: Any, dims: Any, part: Any, x: Any, betas: Any, mid: Any) -> None:
     """The activation of gate and up, quantised for the second product: a unit is 32 inner columns of one expert."""
     groups, mid_groups = dims[0] // GROUP, dims[1] // GROUP
     e, first_unit = task // part[0], task % part[0] * part[1]
@@ -35,16 +36,16 @@ def _fast_inner_task(task: int, call: Any, offsets: Any, dims: Any, part: Any, x
                 at, scale_at = (2 * unit + half) * groups * BLOCK_BYTES, (2 * unit + half) * groups * 16
                 pair = (record + offsets[0] + at, record + offsets[1] + at)
                 scales = (record + offsets[3] + scale_at, record + offsets[4] + scale_at)
-                fast_rows(pair, scales, groups, (x[0], x[1], x[2], rows), n, low if half == 0 else high)
+                source = (x[0], x[1], x[2], x[3], rows)
+                mxfp4_rows(pair, scales, groups, source, n, low if half == 0 else high)
             for i in range(n):
                 a = activate16(f32_at(low + 128 * i), f32_at(low + 128 * i + 64), betas[0], betas[1])
                 b = activate16(f32_at(high + 128 * i), f32_at(high + 128 * i + 64), betas[0], betas[1])
-                block = (first + i) * mid_groups + unit
-                quantize_block(a, b, mid[0] + 32 * block, mid[1] + 4 * block, mid[2] + 4 * block)
+                quantize_block(a, b, mid, unit * mid[4] + first + i)
 
 
 @inline
-def _fast_outer_task(task: int, call: Any, offsets: Any, dims: Any, part: Any, mid: Any, y: Any) -> None:
+def _outer_task(task: int, call: Any, offsets: Any, dims: Any, part: Any, mid: Any, y: Any) -> None:
     """The second product: a unit is two distant blocks of sixteen latent columns of one expert."""
     latent, groups = dims[0], dims[1] // GROUP
     blocks = (latent + 15) // 16
@@ -55,12 +56,12 @@ def _fast_outer_task(task: int, call: Any, offsets: Any, dims: Any, part: Any, m
     state = stack_bytes(FAST_STATE_BYTES)
     for first in range(begin, end, FAST_ROWS):
         n = min(FAST_ROWS, end - first)
-        x = (mid[0] + first * groups * 32, mid[1] + first * groups * 4, mid[2] + first * groups * 4, 0)
+        x = (mid[0] + 32 * first, mid[1] + 4 * first, mid[2] + 4 * first, mid[4], 0)
         for b0 in range(first_unit, min(first_unit + part[1], apart)):
             b1 = b0 + apart
             r1 = existing(b1, blocks)
             pair = (w2 + b0 * groups * BLOCK_BYTES, w2 + r1 * groups * BLOCK_BYTES)
-            fast_rows(pair, (s2 + b0 * groups * 16, s2 + r1 * groups * 16), groups, x, n, state)
+            mxfp4_rows(pair, (s2 + b0 * groups * 16, s2 + r1 * groups * 16), groups, x, n, state)
             for i in range(n):
                 out = y[0] + scalar_i32_at(call[2] + 4 * (first + i)) * y[1]
                 put(out + 64 * b0, f32_at(state + 128 * i), latent - 16 * b0, False)
@@ -69,8 +70,8 @@ def _fast_outer_task(task: int, call: Any, offsets: Any, dims: Any, part: Any, m
 
 @kernel(
     "void(Tuple((i64[::1], i32[::1], i32[::1], i64)), Tuple((UniTuple(i64, 7), UniTuple(i64, 2))), "
-    "Tuple((i8[:, ::1], f32[:, ::1], i32[:, ::1])), UniTuple(f32, 2), "
-    "Tuple((i8[:, ::1], f32[:, ::1], i32[:, ::1])), f32[:, ::1])",
+    "Tuple((i8[:, :, ::1], f32[:, ::1], i32[:, :, ::1])), UniTuple(f32, 2), "
+    "Tuple((i8[:, :, ::1], f32[:, ::1], i32[:, :, ::1])), f32[:, ::1])",
     before=threads.start,
 )
 def experts_fast(
@@ -86,11 +87,12 @@ def experts_fast(
     offsets, (latent, inner) = layout
     visited = addresses.size
     call = (addr(addresses, 0), addr(start, 0), addr(pairs, 0), k)
-    x_at = (addr(x[0], 0), addr(x[1], 0), addr(x[2], 0))
-    mid_at = (addr(mid[0], 0), addr(mid[1], 0), addr(mid[2], 0))
+    x_at = (addr(x[0], 0), addr(x[1], 0), addr(x[2], 0), x[1].shape[1])
+    second = addr(mid[2], mid[1].size)
+    mid_at = (addr(mid[0], 0), addr(mid[1], 0), addr(mid[2], 0), second, mid[1].shape[1])
     dims = (latent, inner)
     part, tasks, spread = cut(visited, inner // GROUP, 4 * (latent // GROUP) * BLOCK_BYTES, pairs.size)
-    parallel_for(tasks, spread, _fast_inner_task, (call, offsets, dims, part, x_at, betas, mid_at))
+    parallel_for(tasks, spread, _inner_task, (call, offsets, dims, part, x_at, betas, mid_at))
     units = ((latent + 15) // 16 + 1) // 2
     part, tasks, spread = cut(visited, units, 2 * (inner // GROUP) * BLOCK_BYTES, pairs.size)
-    parallel_for(tasks, spread, _fast_outer_task, (call, offsets, dims, part, mid_at, (addr(y, 0), 4 * y.shape[1])))
+    parallel_for(tasks, spread, _outer_task, (call, offsets, dims, part, mid_at, (addr(y, 0), 4 * y.shape[1])))

@@ -8,13 +8,15 @@ every weight, and the sum starts from -12 times the sum of the block's activatio
 from typing import Any
 
 from serai.kernels.compile import inline
-from serai.kernels.memory import u8_at, u8x64_at
+from serai.kernels.memory import store_at, u8_at, u8x64_at
 from serai.kernels.simd import (
+    HAS_WIDE_LOOKUP,
     SHUFFLE_IS_FAST,
     as_f32,
     as_i32,
     as_u8,
     as_u16,
+    lookup_64,
     select,
     shuffle_bytes,
     splat_f32,
@@ -26,6 +28,7 @@ from serai.kernels.simd import (
 from serai.kernels.vec import constant, define, u8x64
 
 BLOCK_BYTES = 256
+SCALE_BYTES = 16
 COLUMN_BYTES = 8
 CODE_OFFSET = 12
 """What is added to twice a weight's value to make it unsigned."""
@@ -39,6 +42,12 @@ def _offset_table(typingctx: Any) -> Any:
     """Twice the value of each code, plus 12, once in every sixteen bytes."""
     values = [value + CODE_OFFSET for value in _DOUBLED] * 4
     return u8x64(), lambda context, builder, sig, args: constant(u8x64, values)
+
+
+@define
+def _signed_table(typingctx: Any) -> Any:
+    """Twice the value of each code, as signed bytes, once in every sixteen bytes."""
+    return u8x64(), lambda context, builder, sig, args: constant(u8x64, list(_DOUBLED * 4))
 
 
 @inline
@@ -55,12 +64,17 @@ def _offset_codes(codes: Any) -> Any:
 
 @inline
 def _low(packed: Any) -> Any:
+    if HAS_WIDE_LOOKUP:
+        return lookup_64(_offset_table(), packed)
     return _offset_codes(packed & 15)
 
 
 @inline
 def _high(packed: Any) -> Any:
-    return _offset_codes(as_u8(as_u16(packed) >> 4) & 15)
+    shifted = as_u8(as_u16(packed) >> 4)
+    if HAS_WIDE_LOOKUP:
+        return lookup_64(_offset_table(), shifted)
+    return _offset_codes(shifted & 15)
 
 
 @inline
@@ -69,6 +83,16 @@ def block_weights(block: int) -> Any:
     a, b = u8x64_at(block), u8x64_at(block + 64)
     c, d = u8x64_at(block + 128), u8x64_at(block + 192)
     return (_low(a), _high(a), _low(b), _high(b), _low(c), _high(c), _low(d), _high(d))
+
+
+@inline
+def signed_block(block: int, room: int) -> int:
+    """A block as eight lines of sixteen outputs x four columns, twice the value, written to ``room``: for tiles."""
+    for run in range(0, BLOCK_BYTES, 64):
+        packed = u8x64_at(block + run)
+        store_at(room + 2 * run, shuffle_bytes(_signed_table(), packed & 15))
+        store_at(room + 2 * run + 64, shuffle_bytes(_signed_table(), as_u8(as_u16(packed) >> 4) & 15))
+    return room
 
 
 @inline

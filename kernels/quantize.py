@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from serai.kernels import threads
 from serai.kernels.compile import inline, kernel
+from serai.kernels.matrix import GROUP, aligned
 from serai.kernels.memory import addr, f32_at, store_at, store_scalar_f32_at, store_scalar_i32_at
-from serai.kernels.mxfp4 import CODE_OFFSET
+from serai.kernels.mxfp4 import CODE_OFFSET as MXFP4_OFFSET
+from serai.kernels.q8 import CODE_OFFSET as Q8_OFFSET
 from serai.kernels.simd import any_of, hmax, hsum, round_i32, splat_f32, to_i8, vabs, vmax
 from serai.kernels.threads import parallel_for
 
-GROUP = 32
 # Below this largest magnitude a block counts as zero: 127 / max would overflow.
 _SMALLEST = 1e-30
 _WORTH_SPREADING = 1 << 16
@@ -26,9 +27,10 @@ _NAN = float("nan")
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """Quantised rows: ``codes`` int8 ``[R, K]``, ``scales`` float32 ``[R, K/32]`` and ``starts`` int32 ``[R, K/32]``.
+    """R quantised rows of K columns, the rows of a block of columns side by side.
 
-    ``starts`` is -12 times the sum of a block's codes: what a dot with weights raised by 12 starts from.
+    ``codes`` int8 ``[K/32, R, 32]``, ``scales`` float32 ``[K/32, R]``, ``starts`` int32 ``[2, K/32, R]``: -12 and -128
+    times the sum of a block's codes, what a dot with weights raised by 12 or 128 starts from.
     """
 
     codes: NDArray[np.int8]
@@ -41,14 +43,21 @@ class Quantized:
         if columns <= 0 or columns % GROUP:
             raise ValueError(f"8-bit activations need a multiple of {GROUP} columns, not {columns}.")
         groups = columns // GROUP
-        return cls(
-            np.empty((rows, columns), np.int8), np.empty((rows, groups), np.float32), np.empty((rows, groups), np.int32)
-        )
+        codes = aligned(rows * columns, np.int8).reshape(groups, rows, GROUP)
+        return cls(codes, np.empty((groups, rows), np.float32), np.empty((2, groups, rows), np.int32))
 
     @staticmethod
     def bytes_needed(rows: int, columns: int) -> int:
         """What :meth:`empty` allocates."""
-        return rows * (columns + columns // GROUP * 8)
+        return rows * (columns + columns // GROUP * 12)
+
+    @property
+    def rows(self) -> int:
+        return self.codes.shape[1]
+
+    @property
+    def columns(self) -> int:
+        return GROUP * self.codes.shape[0]
 
     @property
     def nbytes(self) -> int:
@@ -59,13 +68,19 @@ class Quantized:
         return self.codes, self.scales, self.starts
 
     def first(self, rows: int) -> "Quantized":
-        """The first ``rows`` rows (no copy)."""
-        return Quantized(self.codes[:rows], self.scales[:rows], self.starts[:rows])
+        """Room for ``rows`` rows at the beginning of this one's (no copy); what it holds is unknown."""
+        groups = len(self.codes)
+        return Quantized(
+            self.codes.reshape(-1)[: groups * rows * GROUP].reshape(groups, rows, GROUP),
+            self.scales.reshape(-1)[: groups * rows].reshape(groups, rows),
+            self.starts.reshape(-1)[: 2 * groups * rows].reshape(2, groups, rows),
+        )
 
 
 @inline
-def quantize_block(low: Any, high: Any, codes: int, scale: int, start: int) -> None:
-    """Quantise 32 floats in two vectors; writes 32 codes, one scale and one start at byte addresses."""
+def quantize_block(low: Any, high: Any, out: Any, block: int) -> None:
+    """Quantise 32 floats in two vectors to a block of ``out = (codes, scales, starts, second starts)``, addresses."""
+    codes, scale = out[0] + 32 * block, out[1] + 4 * block
     largest = hmax(vmax(vabs(low), vabs(high)))
     usable = largest > _SMALLEST
     inverse = splat_f32(127.0 / largest if usable else 0.0)
@@ -77,17 +92,19 @@ def quantize_block(low: Any, high: Any, codes: int, scale: int, start: int) -> N
     store_at(codes, to_i8(a))
     store_at(codes + 16, to_i8(b))
     store_scalar_f32_at(scale, unit)
-    store_scalar_i32_at(start, -CODE_OFFSET * hsum(a + b))
+    total = hsum(a + b)
+    store_scalar_i32_at(out[2] + 4 * block, -MXFP4_OFFSET * total)
+    store_scalar_i32_at(out[3] + 4 * block, -Q8_OFFSET * total)
 
 
 @inline
-def _quantize_row(row: int, x: int, x_pitch: int, groups: int, codes: int, scales: int, starts: int) -> None:
+def _quantize_row(row: int, x: int, x_pitch: int, groups: int, rows: int, out: Any) -> None:
     for group in range(groups):
-        at, block = x + row * x_pitch + 128 * group, row * groups + group
-        quantize_block(f32_at(at), f32_at(at + 64), codes + 32 * block, scales + 4 * block, starts + 4 * block)
+        at = x + row * x_pitch + 128 * group
+        quantize_block(f32_at(at), f32_at(at + 64), out, group * rows + row)
 
 
-@kernel("void(f32[:, ::1], i64, i8[:, ::1], f32[:, ::1], i32[:, ::1])", before=threads.start)
+@kernel("void(f32[:, ::1], i64, i8[:, :, ::1], f32[:, ::1], i32[:, :, ::1])", before=threads.start)
 def _quantize(
     x: NDArray[np.float32],
     x_col: int,
@@ -95,14 +112,15 @@ def _quantize(
     scales: NDArray[np.float32],
     starts: NDArray[np.int32],
 ) -> None:
-    rows, groups = scales.shape
-    args = (addr(x, x_col), 4 * x.shape[1], groups, addr(codes, 0), addr(scales, 0), addr(starts, 0))
+    groups, rows = scales.shape
+    out = (addr(codes, 0), addr(scales, 0), addr(starts, 0), addr(starts, groups * rows))
+    args = (addr(x, x_col), 4 * x.shape[1], groups, rows, out)
     parallel_for(rows, rows * groups * GROUP > _WORTH_SPREADING, _quantize_row, args)
 
 
 def quantize_rows(x: NDArray[np.float32], x_col: int, out: Quantized) -> None:
     """Quantise ``x[:, x_col : x_col + K]`` (float32 ``[R, W]``) into ``out``, which has R rows of K columns."""
-    rows, columns = out.codes.shape
+    rows, columns = out.rows, out.columns
     if x.shape[0] != rows or x_col < 0 or x_col + columns > x.shape[1]:
         raise ValueError(f"cannot quantise columns {x_col}..{x_col + columns} of {list(x.shape)} into {rows} rows.")
     _quantize(x, x_col, out.codes, out.scales, out.starts)

@@ -342,7 +342,7 @@ def shuffle_bytes(typingctx: Any, table: Any, picks: Any) -> Any:
         return None
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        if cpu.chosen_path() is cpu.SimdPath.AVX512_VNNI:
+        if cpu.chosen_path().is_avx512:
             return call_llvm(builder, "llvm.x86.avx512.pshuf.b.512", table.llvm, list(args))
         half = ir.VectorType(ir.IntType(8), 32)
         tables, indices = split_value(builder, args[0], 2), split_value(builder, args[1], 2)
@@ -350,6 +350,22 @@ def shuffle_bytes(typingctx: Any, table: Any, picks: Any) -> Any:
             call_llvm(builder, "llvm.x86.avx2.pshuf.b", half, [t, i]) for t, i in zip(tables, indices, strict=True)
         ]
         return join_values(builder, pieces)
+
+    return table(table, picks), codegen
+
+
+HAS_WIDE_LOOKUP = cpu.chosen_path().is_avx512 and bool(cpu.features().get("avx512vbmi"))
+"""Whether :func:`lookup_64` exists: it needs no picks masked to 0..15."""
+
+
+@define
+def lookup_64(typingctx: Any, table: Any, picks: Any) -> Any:
+    """``table[picks % 64]`` for each of 64 byte lanes. Only where :data:`HAS_WIDE_LOOKUP`."""
+    if not isinstance(table, Vec) or table.lanes != 64 or picks != u8x64 or not HAS_WIDE_LOOKUP:
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return call_llvm(builder, "llvm.x86.avx512.permvar.qi.512", table.llvm, list(args))
 
     return table(table, picks), codegen
 
@@ -376,13 +392,29 @@ def _dot4_half(builder: Any, path: cpu.SimdPath, acc: Any, unsigned: Any, signed
 def dot4_value(builder: Any, acc: Any, unsigned: Any, signed: Any) -> Any:
     """LLVM value of :func:`dot4`."""
     path = cpu.chosen_path()
-    if path is cpu.SimdPath.AVX512_VNNI:
+    if path.is_avx512:
         return call_llvm(builder, "llvm.x86.avx512.vpdpbusd.512", i32x16.llvm, [acc, unsigned, signed])
     if path is cpu.SimdPath.PLAIN:
         return _dot4_plain(builder, acc, unsigned, signed)
     accs, us, ss = (split_value(builder, value, 2) for value in (acc, unsigned, signed))
     pieces = [_dot4_half(builder, path, a, u, s) for a, u, s in zip(accs, us, ss, strict=True)]
     return join_values(builder, pieces)
+
+
+def wide_dot4_value(builder: Any, acc: Any, unsigned: Any, signed: Any) -> Any:
+    """LLVM value of :func:`dot4` for unsigned values up to 255, whose pairs may not fit in int16."""
+    if cpu.chosen_path() is not cpu.SimdPath.AVX2:
+        return dot4_value(builder, acc, unsigned, signed)
+    shorts, eight = ir.VectorType(ir.IntType(16), 32), ir.Constant(ir.VectorType(ir.IntType(16), 32), [8] * 32)
+    u, s = builder.bitcast(unsigned, shorts), builder.bitcast(signed, shorts)
+    odd = builder.lshr(u, eight), builder.ashr(s, eight)
+    even = builder.lshr(builder.shl(u, eight), eight), builder.ashr(builder.shl(s, eight), eight)
+    words = ir.VectorType(ir.IntType(32), 8)
+    for a, b in (even, odd):
+        halves = zip(split_value(builder, a, 2), split_value(builder, b, 2), strict=True)
+        sums = [call_llvm(builder, "llvm.x86.avx2.pmadd.wd", words, [x, y]) for x, y in halves]
+        acc = builder.add(acc, join_values(builder, sums))
+    return acc
 
 
 @define

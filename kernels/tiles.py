@@ -18,7 +18,7 @@ from serai.kernels.vec import call_llvm, constant, f32x16, first_n_value, pointe
 
 _WORD = ir.IntType(64)
 
-TILE_NUMBERS, TILE_VECTORS = (8, 3) if cpu.chosen_path() is cpu.SimdPath.AVX512_VNNI else (4, 1)
+TILE_NUMBERS, TILE_VECTORS = (8, 3) if cpu.chosen_path().is_avx512 else (4, 1)
 """T and the largest V: what fits in 32 registers of 16 floats, or 16 registers of 8. Decides no bits."""
 
 

@@ -2,10 +2,13 @@
 
 import os
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import RenderableType
+from rich.text import Text
 
 from serai.runtime.cli.options import Json
 from serai.runtime.cli.output import Output, reporting, table
@@ -42,6 +45,36 @@ def monitor(quick: Quick = False, as_json: Json = False) -> None:
         _show(out, bench_monitor(quick=quick, tell=out.note))
 
 
+@app.command()
+def kernels(quick: Quick = False, as_json: Json = False) -> None:
+    """Every kernel in Kimi K3's shapes against what memory and registers give on this machine, in the same run."""
+    with reporting(as_json=as_json) as out:
+        from serai.runtime.bench.kernels import bench_kernels
+
+        _show(out, bench_kernels(quick=quick, tell=out.note))
+
+
+@app.command()
+def cache(
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A recorded trace; repeat for several. [default: synthetic routing]"),
+    ] = None,
+    slots: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", help="A cache size; repeat for several. [default: 0.5, 1, 2 and 4 steps' experts]"),
+    ] = None,
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """Hit rates of the expert cache's policies on recorded routing, without a model."""
+    with reporting(as_json=as_json) as out:
+        from serai.runtime.bench.cache import bench_cache
+
+        made = bench_cache(trace or (), slots or (), quick=quick)
+        out.result(made.to_json(), *_hit_rates(made))
+
+
 def bench_folder(given: Path | None, environ: Mapping[str, str]) -> Path:
     """Where benches keep what they make: as given, else below `$XDG_CACHE_HOME`, else below `~/.cache`."""
     from serai.runtime.errors import BadParameter
@@ -53,6 +86,18 @@ def bench_folder(given: Path | None, environ: Mapping[str, str]) -> Path:
     except OSError as error:
         raise BadParameter(f"--dir is {folder}, which can't be made ({error.strerror}); name another") from None
     return folder
+
+
+def _hit_rates(report: "Report") -> list[RenderableType]:
+    """A heading and a table for each trace, a line for each size, a column for each policy."""
+    shown: list[RenderableType] = []
+    for (name, visits), rows in groupby(report.table, key=lambda row: (row["trace"], row["visits"])):
+        by_size = {slots: list(of_size) for slots, of_size in groupby(rows, key=lambda row: row["slots"])}
+        rates = table("slots", *(str(row["policy"]) for row in next(iter(by_size.values()))))
+        for slots, of_size in by_size.items():
+            rates.add_row(f"{slots:,}", *(f"{row['hit_rate']:.3f}" for row in of_size))
+        shown += [Text(f"{name}: {visits:,} visits", overflow="fold"), rates]
+    return shown
 
 
 def _show(out: Output, report: "Report") -> None:

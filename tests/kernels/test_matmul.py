@@ -27,10 +27,14 @@ def weights(kind: str, rows: int, cols: int) -> Matrix:
     if kind == "mxfp4":
         return matrix.pack_mxfp4(*mxfp4(rows, cols))
     w = normal(rows, cols, seed=1)
+    if kind == "q8":
+        return matrix.pack_q8(w)
     return matrix.pack(w if kind == "f32" else (w.view(np.uint32) >> 16).astype(np.uint16))
 
 
-CASES = [(kind, shape) for kind in ("f32", "bf16") for shape in SHAPES] + [("mxfp4", shape) for shape in MXFP4_SHAPES]
+CASES = [(kind, shape) for kind in ("f32", "bf16") for shape in SHAPES] + [
+    (kind, shape) for kind in ("mxfp4", "q8") for shape in MXFP4_SHAPES
+]
 
 
 def product(x: Any, w: Matrix) -> Any:
@@ -66,7 +70,7 @@ def test_a_row_has_the_same_bits_in_any_company(kind: str, shape: tuple[int, int
     np.testing.assert_array_equal(product(x[order], w), together[order])
 
 
-@pytest.mark.parametrize("kind", ["f32", "bf16", "mxfp4"])
+@pytest.mark.parametrize("kind", ["f32", "bf16", "mxfp4", "q8"])
 def test_the_thread_count_decides_no_bits(kind: str) -> None:
     w, before = weights(kind, 600, 992), threads.threads()
     results = []
@@ -157,7 +161,8 @@ def bits() -> str:
 
 
 def _bit_cases() -> list[Matrix]:
-    return [weights("f32", 37, 301), weights("bf16", 37, 301), weights("mxfp4", 37, 320)]
+    plain = [weights("f32", 37, 301), weights("bf16", 37, 301)]
+    return [*plain, weights("mxfp4", 37, 320), weights("q8", 37, 320)]
 
 
 def test_every_simd_path_gives_the_same_bits() -> None:

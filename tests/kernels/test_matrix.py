@@ -41,6 +41,36 @@ def test_mxfp4_comes_back_as_its_definition_decodes_it(shape: tuple[int, int]) -
     assert m.nbytes == -(-shape[0] // 16) * shape[1] // 32 * 272
 
 
+@pytest.mark.parametrize("shape", [(1, 32), (37, 96), (64, 64), (130, 1024)])
+@pytest.mark.parametrize("size", [1e-20, 1.0, 1e20])
+def test_q8_is_within_half_a_step_of_the_weights(shape: tuple[int, int], size: float) -> None:
+    w = floats(*shape) * np.float32(size)
+    m = matrix.pack_q8(w)
+    largest = np.abs(w).reshape(shape[0], -1, 32).max(-1)
+    step = np.repeat(largest / 127, 32, axis=1) * (1 + 2**-7)
+    assert (np.abs(matrix.unpack(m)[0] - w) <= 0.501 * step).all()
+    assert m.nbytes == -(-shape[0] // 16) * 16 * shape[1] // 32 * 34
+
+
+def test_q8_is_the_same_from_bf16_bits_as_from_their_values() -> None:
+    widened = (bits(20, 64).astype(np.uint32) % 0x4000 << 16).view(np.float32)
+    narrow = (widened.view(np.uint32) >> 16).astype(np.uint16)
+    one, other = matrix.pack_q8(widened), matrix.pack_q8(narrow)
+    np.testing.assert_array_equal(one.data, other.data)
+    np.testing.assert_array_equal(one.scales, other.scales)
+
+
+def test_q8_keeps_zeros_and_shows_what_is_no_number() -> None:
+    w = np.zeros((3, 64), np.float32)
+    w[1, 40], w[2, 3] = np.nan, np.inf
+    values = matrix.unpack(matrix.pack_q8(w))[0]
+    np.testing.assert_array_equal(values[0], 0)
+    assert np.isnan(values[1, 32:]).all()
+    assert np.isnan(values[2, :32]).all()
+    with pytest.raises(ValueError, match="multiple of 32 columns, not 33"):
+        matrix.pack_q8(floats(4, 33))
+
+
 def test_heads_may_be_an_array_or_a_list() -> None:
     heads = floats(3, 18, 5)
     for given in (heads, list(heads)):

@@ -1,4 +1,4 @@
-"""8-bit activations against MXFP4 weights: the quantiser, the product, and its bits."""
+"""8-bit activations against MXFP4 and Q8 weights: the quantiser, the product, and its bits."""
 
 from typing import Any
 
@@ -26,8 +26,12 @@ def quantized(x: Any) -> Quantized:
 
 
 def dequantized(q: Quantized) -> Any:
-    rows, cols = q.codes.shape
-    return (q.codes.reshape(rows, -1, 32) * q.scales[:, :, np.newaxis].astype(np.float64)).reshape(rows, cols)
+    blocks = q.codes * q.scales[:, :, np.newaxis].astype(np.float64)
+    return blocks.transpose(1, 0, 2).reshape(q.rows, q.columns)
+
+
+def packed(kind: str, rows: int, cols: int) -> Matrix:
+    return matrix.pack_mxfp4(*mxfp4(rows, cols)) if kind == "mxfp4" else matrix.pack_q8(normal(rows, cols, seed=1))
 
 
 def product(x: Any, w: Matrix) -> Any:
@@ -42,18 +46,19 @@ def product(x: Any, w: Matrix) -> Any:
 def test_codes_are_the_nearest_multiples_of_the_scale(size: float) -> None:
     x = normal(5, 160) * np.float32(size)
     q = quantized(x)
-    blocks = x.reshape(5, 5, 32).astype(np.float64)
+    blocks = x.reshape(5, 5, 32).transpose(1, 0, 2).astype(np.float64)
     largest = np.abs(blocks).max(-1)
     np.testing.assert_allclose(q.scales, largest / 127, rtol=1e-6)
     exact = blocks / (largest[..., np.newaxis] / 127)
-    assert (np.abs(q.codes.reshape(5, 5, 32) - exact) <= 0.50002).all()
-    np.testing.assert_array_equal(q.starts, -12 * q.codes.reshape(5, 5, 32).sum(-1, dtype=np.int64))
+    assert (np.abs(q.codes - exact) <= 0.50002).all()
+    sums = q.codes.sum(-1, dtype=np.int64)
+    np.testing.assert_array_equal(q.starts, np.stack([-12 * sums, -128 * sums]))
 
 
 def test_halves_round_to_even() -> None:
     x = np.zeros((1, 32), np.float32)
     x[0, :6] = [127, 0.5, 1.5, 2.5, -0.5, -1.5]
-    np.testing.assert_array_equal(quantized(x).codes[0, :6], [127, 0, 2, 2, 0, -2])
+    np.testing.assert_array_equal(quantized(x).codes[0, 0, :6], [127, 0, 2, 2, 0, -2])
 
 
 def test_gaussian_activations_lose_half_a_percent() -> None:
@@ -79,9 +84,10 @@ def test_a_block_with_an_infinity_or_nan_shows_in_every_output(value: float) -> 
         assert np.isfinite(out[[0, 2]]).all()
 
 
+@pytest.mark.parametrize("kind", ["mxfp4", "q8"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_product_matches_float64_of_the_quantised_activations(shape: tuple[int, int]) -> None:
-    w = matrix.pack_mxfp4(*mxfp4(*shape))
+def test_a_product_matches_float64_of_the_quantised_activations(kind: str, shape: tuple[int, int]) -> None:
+    w = packed(kind, *shape)
     dense = matrix.unpack(w)[0].astype(np.float64)
     for rows in (1, 3, 67):
         x = normal(rows, w.cols)
@@ -89,19 +95,21 @@ def test_a_product_matches_float64_of_the_quantised_activations(shape: tuple[int
         assert (np.abs(product(x, w) - seen @ dense.T) <= 1e-6 * (np.abs(seen) @ np.abs(dense).T)).all()
 
 
+@pytest.mark.parametrize("kind", ["mxfp4", "q8"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_row_has_the_same_bits_in_any_company(shape: tuple[int, int]) -> None:
-    w = matrix.pack_mxfp4(*mxfp4(*shape))
+def test_a_row_has_the_same_bits_in_any_company(kind: str, shape: tuple[int, int]) -> None:
+    w = packed(kind, *shape)
     x = normal(131, w.cols)
     together = product(x, w)
-    for rows in (1, 2, 7, 67):
+    for rows in (1, 2, 7, 11, 12, 16, 23, 67):
         np.testing.assert_array_equal(product(x[:rows], w), together[:rows])
     order = np.random.default_rng(0).permutation(131)
     np.testing.assert_array_equal(product(x[order], w), together[order])
 
 
-def test_the_thread_count_decides_no_bits() -> None:
-    w, before = matrix.pack_mxfp4(*mxfp4(600, 1024)), threads.threads()
+@pytest.mark.parametrize("kind", ["mxfp4", "q8"])
+def test_the_thread_count_decides_no_bits(kind: str) -> None:
+    w, before = packed(kind, 600, 1024), threads.threads()
     results = []
     for n in (1, 2, 3):
         threads.set_threads(n)
@@ -117,6 +125,14 @@ def test_extreme_weights_are_exact() -> None:
     w = matrix.pack_mxfp4(packed, np.full((16, 1), 127, np.uint8))
     x = np.tile(np.array([-127, 127], np.float32), 16)[np.newaxis]
     np.testing.assert_array_equal(product(x, w), np.full((1, 16), 32 * 6 * 127, np.float32))
+
+
+def test_the_largest_8_bit_weights_are_exact() -> None:
+    """Codes of 127 and -127 against activations of either sign: no path may saturate."""
+    weights = np.tile(np.array([[127, -127], [127, 127]], np.float32), (8, 16))
+    x = np.concatenate([np.full((1, 32), 127), np.full((1, 32), -127), np.tile([[127, -127]], (1, 16))])
+    x = np.tile(x.astype(np.float32), (5, 1))
+    np.testing.assert_array_equal(product(x, matrix.pack_q8(weights)), x @ weights.T)
 
 
 def test_the_smallest_scale_is_kept() -> None:
@@ -136,7 +152,7 @@ def test_add_adds_the_finished_sum_once() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     w = matrix.pack_mxfp4(*mxfp4(16, 64))
-    with pytest.raises(ValueError, match="MXFP4 weights only, not f32"):
+    with pytest.raises(ValueError, match="MXFP4 and Q8 weights only, not f32"):
         matmul_fast(quantized(normal(1, 64)), matrix.pack(normal(4, 64)), unset(1, 4), 0)
     with pytest.raises(ValueError, match="32 columns do not fit weights of 64"):
         matmul_fast(quantized(normal(1, 32)), w, unset(1, 16), 0)
@@ -149,8 +165,8 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def bits() -> str:
-    w = matrix.pack_mxfp4(*mxfp4(37, 320))
-    return digest(*(product(normal(rows, 320), w) for rows in (1, 9)))
+    kinds = [packed(kind, 37, 320) for kind in ("mxfp4", "q8")]
+    return digest(*(product(normal(rows, 320), w) for w in kinds for rows in (1, 9, 21)))
 
 
 def test_every_simd_path_gives_the_same_bits() -> None:

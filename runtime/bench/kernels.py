@@ -1,0 +1,218 @@
+"""`serai bench kernels`: every kernel against what this machine gives, measured in the same run on the same pool.
+
+Three peaks: reading a buffer larger than any cache (at its best number of streams a thread), copying one past the cache
+(bytes read and written), and multiply-adds that stay in registers. A figure is the median of several runs; a kernel
+that uses the tile unit (AMX) can exceed the peak of the 8-bit vector dot, which the ratios refer to on every machine.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.kernels import peaks
+from serai.kernels.cpu import SimdPath, chosen_path
+from serai.kernels.matrix import Format, aligned
+from serai.kernels.threads import parallel_region, threads
+from serai.runtime.bench.kernel_cases import (
+    HEADS,
+    LATENT,
+    TOKEN_BYTES,
+    TOKEN_OPERATIONS,
+    Attention,
+    Case,
+    KdaLayers,
+    fast_product,
+    other_cases,
+    weights,
+)
+from serai.runtime.bench.report import Claim, Report
+
+RUNS = 7
+STREAMS = (1, 2, 4)
+_DOT_TASKS, _DOT_TURNS = 64, 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How large the bench is; `--quick` stays honest, but its buffers may fit a large last-level cache."""
+
+    stream_bytes: int
+    weight_bytes: int
+    kda_layers: int
+    context: int
+    flat_positions: int
+
+
+FULL = Scale(1 << 30, 1 << 30, 69, 32_768, 1_000_000)
+QUICK = Scale(1 << 26, 1 << 26, 6, 8_192, 32_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Bytes and operations a second that this machine gives at most."""
+
+    read: float
+    copy: float
+    int8: float
+    float32: float
+
+    def of(self, dot: str) -> float:
+        return self.int8 if dot == "int8" else self.float32
+
+
+def bench_kernels(*, quick: bool, tell: Callable[[str], None]) -> Report:
+    """Measure; `tell` is called with what is being done."""
+    scale = QUICK if quick else FULL
+    with parallel_region():
+        tell("streams and dots")
+        peak = measure_peaks(scale)
+        rows: list[dict[str, object]] = [
+            {"kernel": "stream read", "GB/s": peak.read / 1e9},
+            {"kernel": "stream copy", "GB/s": peak.copy / 1e9},
+            {"kernel": "8-bit dots in registers", "GFLOP/s": peak.int8 / 1e9},
+            {"kernel": "float32 multiply-adds in registers", "GFLOP/s": peak.float32 / 1e9},
+        ]
+
+        def timed(case: Case) -> float:
+            tell(case.name)
+            seconds = median_s(case.run)
+            rows.append(_row(case, seconds, peak))
+            return seconds
+
+        claims = [*_products(scale, peak, timed), *_kda(scale, peak, timed), *_mla(scale, peak, timed)]
+        for case in other_cases(scale.weight_bytes):
+            timed(case)
+    return Report("kernels", tuple(claims), tuple(rows))
+
+
+def median_s(run: Callable[[], None], runs: int = RUNS) -> float:
+    """Median wall time of a call, after one that does not count."""
+    run()
+    seconds = []
+    for _ in range(runs):
+        began = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def measure_peaks(scale: Scale) -> Peaks:
+    floats = scale.stream_bytes // 4
+    source, target = aligned(floats, np.float32), aligned(floats, np.float32)
+    source[:], target[:] = 1, 0
+    tasks = max(scale.stream_bytes // peaks.TASK_BYTES, 12 * _DOT_TASKS)
+    out = aligned(tasks * peaks.LINE_FLOATS, np.float32)
+    numbers = np.full(64, 0.5, np.float32)
+    read = min(median_s(lambda n=n: peaks.read_stream(source, n, out)) for n in STREAMS)  # type: ignore[misc]
+    copy = min(median_s(lambda n=n: peaks.copy_stream(source, target, n)) for n in STREAMS)  # type: ignore[misc]
+    int8 = median_s(lambda: peaks.dot_peak(numbers, _DOT_TASKS, _DOT_TURNS, out))
+    float32 = median_s(lambda: peaks.fma_peak(numbers, _DOT_TASKS, _DOT_TURNS, out))
+    turns = _DOT_TASKS * _DOT_TURNS
+    return Peaks(
+        scale.stream_bytes / read,
+        2 * scale.stream_bytes / copy,
+        turns * peaks.DOT_OPERATIONS / int8,
+        turns * peaks.FMA_OPERATIONS / float32,
+    )
+
+
+def _row(case: Case, seconds: float, peak: Peaks) -> dict[str, object]:
+    row: dict[str, object] = {"kernel": case.name, "ms": seconds * 1e3}
+    if case.nbytes:
+        speed = case.nbytes / seconds
+        row |= {"GB/s": speed / 1e9, "of stream read": speed / peak.read, "of stream copy": speed / peak.copy}
+    if case.operations:
+        speed = case.operations / seconds
+        row |= {"GFLOP/s": speed / 1e9, "of register peak": speed / peak.of(case.dot)}
+    return row
+
+
+def _at_least(name: str, value: float, least: float, detail: str) -> Claim:
+    return Claim(name, value, "ratio", f">= {least:g}", value >= least, _where(detail))
+
+
+def _at_most(name: str, value: float, most: float, detail: str) -> Claim:
+    return Claim(name, value, "ratio", f"<= {most:g}", value <= most, _where(detail))
+
+
+def _where(detail: str) -> str:
+    load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
+    return f"{detail}; median of {RUNS}, {threads()} threads, {load}"
+
+
+def _products(scale: Scale, peak: Peaks, timed: Callable[[Case], float]) -> list[Claim]:
+    claims = []
+    for name, weight_format in (("mxfp4", Format.MXFP4), ("q8", Format.Q8)):
+        w = weights(weight_format, scale.weight_bytes, LATENT)
+        seconds = timed(fast_product(f"{name} x 8-bit, 1 row", w, 1))
+        detail = f"{w.nbytes / seconds / 1e9:.1f} GB/s of {w.nbytes >> 20} MiB of weights as stored, one row"
+        claims.append(_at_least(f"{name}_gemv_vs_stream", w.nbytes / seconds / peak.read, 0.8, detail))
+    ratios = {}
+    for name, weight_format, nbytes in (("mxfp4", Format.MXFP4, 12 << 20), ("q8", Format.Q8, 24 << 20)):
+        w = weights(weight_format, nbytes, LATENT)
+        for rows in (64, 256):
+            case = fast_product(f"{name} x 8-bit, {rows} rows", w, rows)
+            ratios[case.name] = case.operations / timed(case) / peak.int8
+    lowest = min(ratios, key=lambda name: ratios[name])
+    how = "with the tile unit" if chosen_path() is SimdPath.AVX512_AMX else "with vector dots"
+    detail = f"the lowest of {', '.join(ratios)}: {lowest}, {how}; the peak is that of 8-bit vector dots"
+    claims.append(_at_least("prefill_vs_int8_peak", ratios[lowest], 0.5, detail))
+    return claims
+
+
+def _kda(scale: Scale, peak: Peaks, timed: Callable[[Case], float]) -> list[Claim]:
+    layers = KdaLayers(scale.kda_layers, HEADS, 1)
+    case = Case(f"kda step, {scale.kda_layers} layers", layers.step_all, layers.nbytes, layers.operations, "float32")
+    seconds = timed(case)
+    detail = f"{layers.nbytes / seconds / 1e9:.1f} GB/s of {layers.nbytes >> 20} MiB of state read and written"
+    early, late = _states_after(1_000, scale.flat_positions)
+    before, after = (_layers_of(state, min(scale.kda_layers, 12)) for state in (early, late))
+    # In turns, so that whatever else the machine does meets both alike.
+    ratio = statistics.median(median_s(after.step_all, 1) / median_s(before.step_all, 1) for _ in range(3 * RUNS))
+    flat = f"one token through {after.layers} layers of states after {scale.flat_positions:,} tokens, and after 1,000"
+    return [
+        _at_least("kda_step_vs_copy", layers.nbytes / seconds / peak.copy, 0.95, detail),
+        _at_most("kda_flat", ratio, 1.05, flat),
+    ]
+
+
+def _layers_of(state: NDArray[np.float32], layers: int) -> KdaLayers:
+    """Layers whose heads hold copies of that state."""
+    made = KdaLayers(layers, HEADS, 1)
+    made.before[:] = np.resize(state, made.before.size)
+    return made
+
+
+def _states_after(few: int, many: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The state of a layer of two heads after so many tokens, in order of positions."""
+    chunk = 1_000
+    layer = KdaLayers(1, 2, chunk)
+    layer.before[:] = 0
+    kept = []
+    for position in range(chunk, many + 1, chunk):
+        layer.step(0)
+        layer.swap()
+        if position in (few, many):
+            kept.append(layer.before[: layer.state_floats].copy())
+    return kept[0], kept[-1]
+
+
+def _mla(scale: Scale, peak: Peaks, timed: Callable[[Case], float]) -> list[Claim]:
+    case = Attention(scale.context).case(f"mla, 1 row at {scale.context:,} tokens")
+    seconds = timed(case)
+    none = timed(Attention(1).case("mla, 1 row at 1 token"))
+    token_s = max(TOKEN_BYTES / peak.read, TOKEN_OPERATIONS / peak.float32)
+    bound = "float32 multiply-adds" if TOKEN_OPERATIONS / peak.float32 > TOKEN_BYTES / peak.read else "stream read"
+    detail = (
+        f"{case.operations / seconds / 1e9:.0f} GFLOP/s at {scale.context:,} tokens, {HEADS} heads, bound by {bound}"
+    )
+    slope = (seconds - none) / (token_s * (scale.context - 1))
+    return [
+        _at_least("mla_decode_vs_bound", token_s * scale.context / seconds, 0.6, detail),
+        _at_most("mla_slope_vs_bound", slope, 1.6, f"{detail}; the time at 1 token taken off"),
+    ]
