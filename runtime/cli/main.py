@@ -12,11 +12,12 @@ from serai.runtime.cli.bench import app as bench_app
 from serai.runtime.cli.eval import evaluate_model
 from serai.runtime.cli.info import info
 from serai.runtime.cli.monitor import monitor
+from serai.runtime.cli.pack import pack
 from serai.runtime.cli.plan import plan
 from serai.runtime.cli.run import run
 from serai.runtime.cli.selfcheck import selfcheck
-from serai.runtime.cli.sessions import app as sessions_app
 from serai.runtime.cli.serve import serve
+from serai.runtime.cli.sessions import app as sessions_app
 
 app = typer.Typer(
     name="serai",
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.command("run")(run)
 app.command("serve")(serve)
 app.command("plan")(plan)
+app.command("pack")(pack)
 app.command("info")(info)
 app.command("monitor")(monitor)
 app.command("eval")(evaluate_model)
