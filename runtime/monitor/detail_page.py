@@ -2,7 +2,7 @@
 
 from serai.runtime.attention_memory import PUBLISHED
 from serai.runtime.cli.output import bytes_text
-from serai.runtime.monitor.figures import bar, plot, rate_text, sparkline
+from serai.runtime.monitor.figures import bar, counted, plot, rate_text, sparkline
 from serai.runtime.monitor.model import Model
 from serai.runtime.monitor.page import Page, page_of
 from serai.runtime.monitor.sessions_page import doing_text
@@ -42,7 +42,7 @@ def _figures(model: Model, one: SessionStatus, width: int) -> list[Line]:
     lines = [
         line(f" {one.tier}, {doing_text(one)}; turn {one.turn:,}, position {one.position:,}"),
         line(f" {bytes_text(one.own_bytes)} of its own, {bytes_text(one.shared_bytes)} shared with others"),
-        line(f" {fit(f'{came}, {forks:,} forks of its own', max(width - 2, 1))}"),
+        line(" " + fit(f"{came}, {counted(forks, 'fork')} of its own", max(width - 2, 1))),
         line(f" {one.reused_tokens:,} tokens reused ({reused:.0f} % of its position)"),
         line(f" {rate_text(one.tokens_s):>6} tok/s ", Span(spark, Tone.GRAPH)),
     ]

@@ -4,7 +4,7 @@ from rich.cells import cell_len
 
 from serai.runtime.cli.output import bytes_text
 from serai.runtime.monitor import keys
-from serai.runtime.monitor.figures import bar, duration_text, rate_text
+from serai.runtime.monitor.figures import bar, counted, duration_text, rate_text
 from serai.runtime.monitor.model import Connection, Model, View
 from serai.runtime.monitor.page import Page, page_of
 from serai.runtime.monitor.text import Line, Span, Tone, fit, line
@@ -28,7 +28,7 @@ def _facts(model: Model) -> str:
     rate = sum(one.tokens_s for one in status.sessions)
     used = bar(budget.used_bytes, budget.budget_bytes, GAUGE_CELLS).ljust(GAUGE_CELLS, "░")
     return (
-        f" {len(status.sessions):,} sessions, {cold:,} cold · {rate_text(rate)} tok/s · "
+        f" {counted(len(status.sessions), 'session')}, {cold:,} cold · {rate_text(rate) if rate else '0'} tok/s · "
         f"{used} {bytes_text(budget.used_bytes)} of {bytes_text(budget.budget_bytes)} · "
         f"{status.model} {status.precision}"
     )

@@ -7,7 +7,7 @@ import anyio
 
 from serai.runtime.cli.output import bytes_text
 from serai.runtime.monitor.budget_page import budget_page
-from serai.runtime.monitor.figures import rate_text
+from serai.runtime.monitor.figures import counted, rate_text
 from serai.runtime.monitor.model import Model
 from serai.runtime.monitor.page import Page
 from serai.runtime.monitor.sessions_page import sessions_page
@@ -37,10 +37,11 @@ def status_line(status: Status) -> str:
     cold = sum(one.tier == "cold" for one in status.sessions)
     busy = sum(one.doing is not None for one in status.sessions)
     rate = sum(one.tokens_s for one in status.sessions)
+    budget, work = status.budget, status.work
     return printable(
-        f"{status.model} {status.precision}: {len(status.sessions):,} sessions, {busy:,} busy, {cold:,} cold; "
-        f"{rate_text(rate)} tok/s; {bytes_text(status.budget.used_bytes)} of {bytes_text(status.budget.budget_bytes)}; "
-        f"{status.work.waiting_for_memory:,} waiting for memory"
+        f"{status.model} {status.precision}: {counted(len(status.sessions), 'session')}, {busy:,} busy, {cold:,} cold; "
+        f"{rate_text(rate) if rate else '0'} tok/s; {bytes_text(budget.used_bytes)} of "
+        f"{bytes_text(budget.budget_bytes)}; {work.waiting_for_memory:,} waiting for memory"
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from serai.runtime.cli.output import bytes_text
-from serai.runtime.monitor.figures import duration_text, rate_text, sparkline
+from serai.runtime.monitor.figures import counted, duration_text, rate_text, sparkline
 from serai.runtime.monitor.model import Model
 from serai.runtime.monitor.page import Page
 from serai.runtime.monitor.text import Line, Span, Tone, fit, fit_right, line
@@ -94,7 +94,7 @@ def sessions_page(model: Model, width: int) -> Page:
 
 
 def _summary(model: Model, shown: int, known: int) -> Line:
-    parts = [f" {shown:,} of {known:,} sessions" if shown != known else f" {known:,} sessions"]
+    parts = [f" {shown:,} of {counted(known, 'session')}" if shown != known else f" {counted(known, 'session')}"]
     parts.append(f"by {model.order.value}{', reversed' if model.reverse else ''}")
     if model.showing is not Showing.ALL:
         parts.append(f"only {model.showing.value}")
