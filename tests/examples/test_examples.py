@@ -44,6 +44,14 @@ def test_resume_after_crash(tiny: Path, tmp_path: Path) -> None:
     assert "equal to an undisturbed run: True" in out
 
 
+def test_time_travel(tiny: Path, tmp_path: Path) -> None:
+    assert "both answers equal: True" in run("time_travel.py", tiny, cwd=tmp_path)
+
+
+def test_migrate_between_processes(tiny: Path, tmp_path: Path) -> None:
+    assert "equal to staying: True" in run("migrate_between_processes.py", tiny, cwd=tmp_path)
+
+
 def test_the_demo(tiny: Path, tmp_path: Path) -> None:
     out = run("demo.py", tiny, cwd=tmp_path)
     assert out.count("0 tokens computed again, every bit equal") == 2
