@@ -53,11 +53,11 @@ class Quantized:
 
     @property
     def rows(self) -> int:
-        return self.codes.shape[1]
+        return int(self.codes.shape[1])
 
     @property
     def columns(self) -> int:
-        return GROUP * self.codes.shape[0]
+        return GROUP * int(self.codes.shape[0])
 
     @property
     def nbytes(self) -> int:

@@ -118,16 +118,35 @@ class KdaLayers:
 
     def step(self, layer: int) -> None:
         """All rows through one layer, from `before` to `after`."""
-        columns = [part * self.width for part in range(5)]
-        beta = 5 * self.width
         source, target = (np.array([block.ctypes.data], np.int64) for block in (self.before, self.after))
-        p = self._projected
-        offset = layer * self.state_floats
-        tails = self.layers * self.state_floats + layer * self.tail_floats
+        width, projected = self.width, self._projected
         kda(
-            *(p, *columns[:3], p, columns[3], p, beta, p, columns[4]),
-            *(self._conv, self._rate, self._bias, self._norm, 1e-5, -5.0, self.heads, HEAD_DIM),
-            *(self._starts, source, target, offset, tails, self._out, 0, self._scratch),
+            projected,
+            0,
+            width,
+            2 * width,
+            projected,
+            3 * width,
+            projected,
+            5 * width,
+            projected,
+            4 * width,
+            self._conv,
+            self._rate,
+            self._bias,
+            self._norm,
+            1e-5,
+            -5.0,
+            self.heads,
+            HEAD_DIM,
+            self._starts,
+            source,
+            target,
+            layer * self.state_floats,
+            self.layers * self.state_floats + layer * self.tail_floats,
+            self._out,
+            0,
+            self._scratch,
         )
 
     def step_all(self) -> None:

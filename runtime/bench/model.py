@@ -1,0 +1,164 @@
+"""`serai bench model`: tokens a second of a mid-size model, by sessions at once and by context, through the engine.
+
+Steps are taken by hand (`stepping.Stepper`), `fast` precision. A context is the state of a short prompt with random
+latents up to there: what a step costs depends on how many latents there are, not on what they say.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from serai.kernels.compile import warm
+from serai.kernels.threads import threads
+from serai.runtime.bench.mid import MidModel, cached_mid_model, largest_that_fits, with_layers
+from serai.runtime.bench.report import Claim, Report
+from serai.runtime.memory_limits import default_budget
+from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
+from serai.runtime.state import State, StatePool, page_view, session_bytes
+from serai.runtime.stepping import Stepper
+
+SESSIONS = (1, 4, 8, 16)
+CONTEXTS = (0, 4_096, 32_768, 131_072)
+QUICK_SESSIONS = (1, 8)
+QUICK_CONTEXTS = (0, 4_096)
+PREFILL_TOKENS = 512
+PROMPT_TOKENS = 64
+STEPS, QUICK_STEPS = 9, 5
+LLAMA_CLAIMS = (("decode_vs_llama", 1.4), ("prefill_vs_llama", 4.0), ("sessions8_vs_llama", 3.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Decoding by that many sessions at that context, or a prefill of one there; None when it did not fit in memory."""
+
+    kind: str
+    sessions: int
+    context: int
+    tokens_per_s: float | None
+
+    def row(self) -> dict[str, object]:
+        speed: object = "does not fit" if self.tokens_per_s is None else self.tokens_per_s
+        return {"phase": self.kind, "sessions": self.sessions, "context": self.context, "tok/s": speed}
+
+
+def bench_model(folder: Path, *, quick: bool, tell: Callable[[str], None]) -> Report:
+    """Measure; `folder` keeps the model. `tell` is called with what is being done."""
+    room = default_budget().budget_bytes
+    # The weights once, and as much again for states and for the packing of what has been read.
+    shape = with_layers(largest_that_fits(room // 2), 4, 32_768) if quick else largest_that_fits(room // 2)
+    tell(f"a model of {shape.layers} layers in K3's layout")
+    made = cached_mid_model(folder, shape)
+    tell("reading its weights")
+    warm()
+    loaded = load_model(find_model(made.folder), Precision.FAST, max_rows=PREFILL_TOKENS)
+    limit = room - loaded.model.weights.bytes - loaded.model.scratch.bytes
+    sessions, contexts = (QUICK_SESSIONS, QUICK_CONTEXTS) if quick else (SESSIONS, CONTEXTS)
+    cells = measure(loaded, limit, sessions, contexts, QUICK_STEPS if quick else STEPS, tell)
+    return Report("model", tuple(_claims(cells, made)), tuple(cell.row() for cell in cells))
+
+
+def measure(
+    loaded: LoadedModel,
+    limit_bytes: int,
+    sessions: Sequence[int],
+    contexts: Sequence[int],
+    steps: int,
+    tell: Callable[[str], None],
+) -> list[Cell]:
+    """Every cell; states that would take more than `limit_bytes` together are left out."""
+    cells = []
+    for context in contexts:
+        # A prefill needs one more state than it has sessions: that before and that after a step.
+        for kind, counts in (("prefill", (1,)), ("decode", sessions)):
+            for count in counts:
+                tell(f"{kind}, {count} sessions at {context:,} tokens")
+                tokens = PREFILL_TOKENS if kind == "prefill" else steps + 1
+                needed = 2 * count * session_bytes(loaded.layout, PROMPT_TOKENS + context + tokens)
+                speed = None
+                if needed <= limit_bytes:
+                    speed = (
+                        _prefill(loaded, context, steps)
+                        if kind == "prefill"
+                        else _decode(loaded, count, context, steps)
+                    )
+                cells.append(Cell(kind, count, context, speed))
+    return cells
+
+
+def _decode(loaded: LoadedModel, count: int, context: int, steps: int) -> float:
+    """Tokens a second, all sessions together."""
+    stepper = Stepper(loaded, StatePool(loaded.layout))
+    states = [state_at(stepper, loaded, context, seed) for seed in range(count)]
+    token = np.array([7], np.int32)
+    seconds = []
+    for _ in range(steps + 1):
+        began = time.perf_counter()
+        states, _ = stepper.feed([(state, token) for state in states])
+        seconds.append(time.perf_counter() - began)
+    for state in states:
+        state.release()
+    return count / statistics.median(seconds[1:])
+
+
+def _prefill(loaded: LoadedModel, context: int, runs: int) -> float:
+    stepper = Stepper(loaded, StatePool(loaded.layout))
+    tokens = np.random.default_rng(1).integers(0, loaded.model.config.vocab_size, PREFILL_TOKENS).astype(np.int32)
+    before = state_at(stepper, loaded, context, 0) if context else stepper.pool.empty()
+    seconds = []
+    for _ in range(max(3, runs // 2) + 1):
+        began = time.perf_counter()
+        (after,), _ = stepper.feed([(before.retain(), tokens)])
+        seconds.append(time.perf_counter() - began)
+        after.release()
+    before.release()
+    return PREFILL_TOKENS / statistics.median(seconds[1:])
+
+
+def state_at(stepper: Stepper, loaded: LoadedModel, context: int, seed: int) -> State:
+    """A state after a short random prompt, with random latents for `context` tokens more."""
+    rng = np.random.default_rng(seed)
+    prompt = rng.integers(0, loaded.model.config.vocab_size, PROMPT_TOKENS).astype(np.int32)
+    short = stepper.run(prompt)
+    if context == 0:
+        return short
+    layout = loaded.layout
+    draft = stepper.pool.draft(short, context, with_logits=True)
+    for source, target, rows in draft.copies:
+        page_view(layout, target)[:, :rows] = page_view(layout, source)[:, :rows]
+    if short.fixed is None or draft.logits is None:
+        raise AssertionError("a state past position 0 has a fixed block, and this draft was asked for logits")
+    draft.fixed.array[:] = short.fixed.array
+    draft.logits.array[:] = 0
+    first = len(short.table.pages)
+    drawn = rng.standard_normal((layout.mla_layers, layout.page_tokens, layout.latent_width), dtype=np.float32)
+    latents = (drawn.view(np.uint32) >> 16).astype(np.uint16)
+    for page in draft.table.pages[first:]:
+        page_view(layout, page)[:] = latents
+    state = draft.commit()
+    short.release()
+    return state
+
+
+def _claims(cells: Sequence[Cell], made: MidModel) -> list[Claim]:
+    load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
+    shape = made.shape
+    size = f"{shape.layers} layers in K3's layout, {made.nbytes / 1e9:.1f} GB (BF16 trunk, MXFP4 experts)"
+    where = f"{size}, fast precision, {threads()} threads, {load}"
+    wanted = {
+        "decode_tok_s": ("decode", 1, "one session"),
+        "prefill_tok_s": ("prefill", 1, f"{PREFILL_TOKENS} tokens"),
+        "sessions8_tok_s": ("decode", 8, "eight sessions together"),
+    }
+    speeds = {(cell.kind, cell.sessions, cell.context): cell.tokens_per_s for cell in cells}
+    claims = []
+    for name, (kind, count, what) in wanted.items():
+        speed = speeds.get((kind, count, 0))
+        claims.append(Claim(name, speed, "tok/s", None, None, f"{what} at the start of a context; {where}"))
+    why = "llama.cpp was not run beside it: it needs the same weights as a GGUF, with the trunk in Q8_0"
+    claims += [Claim(name, None, "ratio", f">= {least:g}", None, why) for name, least in LLAMA_CLAIMS]
+    return claims

@@ -1,0 +1,96 @@
+"""`serai bench model` and its model maker: complete checkpoints, cut to what fits; cells that say when they don't."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serai.runtime.bench import mid, model
+from serai.runtime.bench.mid import MID_K3, cached_mid_model, largest_that_fits, model_bytes, with_layers
+from serai.runtime.bench.report import BenchFailed
+from serai.runtime.bench.tiny import TINY_K3
+from serai.runtime.models.config import load_config
+from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
+from serai.runtime.models.safetensors_files import CheckpointFiles
+from serai.runtime.models.tensor_check import check_tensors
+from serai.runtime.state import StatePool, page_view, session_bytes
+from serai.runtime.stepping import Stepper
+
+SMALL = replace(TINY_K3, vocab=300, layers=4, attention_layers=(4,))
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    made = cached_mid_model(tmp_path_factory.mktemp("mid"), SMALL)
+    return load_model(find_model(made.folder), Precision.FAST, max_rows=model.PREFILL_TOKENS)
+
+
+def test_a_mid_size_checkpoint_is_complete_and_large_matrices_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mid, "_DRAWN", 4096)
+    monkeypatch.setattr(mid, "SHARD_BYTES", 1 << 20)
+    made = cached_mid_model(tmp_path, SMALL)
+    assert cached_mid_model(tmp_path, SMALL) == made
+    with CheckpointFiles.open(made.folder) as files:
+        check_tensors(load_config(made.folder), files)
+        head = files.read("language_model.lm_head.weight")
+    assert len(list(made.folder.glob("*.safetensors"))) > 1
+    np.testing.assert_array_equal(head[:32], head[32:64])
+    assert len(np.unique(head[:32], axis=0)) == 32
+
+
+def test_the_largest_model_that_fits_is_chosen() -> None:
+    whole = model_bytes(MID_K3)
+    assert 6e9 < whole < 9e9
+    assert largest_that_fits(whole) is MID_K3
+    cut = largest_that_fits(whole // 2)
+    assert cut.layers in (8, 16, 24)
+    assert cut.attention_layers[-1] == cut.layers
+    assert model_bytes(cut) <= whole // 2
+    with pytest.raises(BenchFailed, match="four layers of the mid-size model take"):
+        largest_that_fits(1000)
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mid, "SHARD_BYTES", 1 << 60)
+    with pytest.raises(BenchFailed, match="are free; name another --dir"):
+        cached_mid_model(tmp_path, SMALL)
+
+
+def test_a_synthetic_context_can_be_decoded_from(loaded: LoadedModel) -> None:
+    stepper = Stepper(loaded, StatePool(loaded.layout, poison=True))
+    state = model.state_at(stepper, loaded, 200, seed=1)
+    assert state.position == model.PROMPT_TOKENS + 200
+    assert page_view(loaded.layout, state.table.pages[-2]).any()
+    (after,), _ = stepper.feed([(state, np.array([5], np.int32))])
+    assert after.logits is not None
+    assert np.isfinite(after.logits.array).all()
+    after.release()
+    assert stepper.pool.live_bytes == 0
+
+
+def test_cells_that_do_not_fit_say_so(loaded: LoadedModel) -> None:
+    limit = 2 * 2 * session_bytes(loaded.layout, 700)
+    cells = model.measure(loaded, limit, (1, 9), (0,), 2, lambda _: None)
+    assert [cell.row()["tok/s"] == "does not fit" for cell in cells] == [False, False, True]
+    assert all(cell.tokens_per_s is None or cell.tokens_per_s > 0 for cell in cells)
+
+
+def test_the_claims_are_named_and_none_is_made_of_a_peer_that_was_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "largest_that_fits", lambda room_bytes: SMALL)
+    monkeypatch.setattr(model, "with_layers", lambda shape, layers, vocab: shape)
+    monkeypatch.setattr(model, "QUICK_CONTEXTS", (0,))
+    report = model.bench_model(tmp_path, quick=True, tell=lambda _: None)
+    assert [claim.name for claim in report.claims[:3]] == ["decode_tok_s", "prefill_tok_s", "sessions8_tok_s"]
+    assert all(claim.value is not None for claim in report.claims[:3])
+    assert [(claim.name, claim.holds) for claim in report.claims[3:]] == [
+        (name, None) for name, _ in model.LLAMA_CLAIMS
+    ]
+
+
+def test_a_cut_keeps_the_attention_layers_it_has() -> None:
+    assert with_layers(MID_K3, 8, 1000).attention_layers == (4, 8)
