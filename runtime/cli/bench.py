@@ -75,6 +75,15 @@ def cache(
         out.result(made.to_json(), *_hit_rates(made))
 
 
+@app.command()
+def model(quick: Quick = False, folder: Folder = None, as_json: Json = False) -> None:
+    """Tokens a second of a mid-size model in Kimi K3's layout, by sessions at once and by context."""
+    with reporting(as_json=as_json) as out:
+        from serai.runtime.bench.model import bench_model
+
+        _show(out, bench_model(bench_folder(folder, os.environ), quick=quick, tell=out.note))
+
+
 def bench_folder(given: Path | None, environ: Mapping[str, str]) -> Path:
     """Where benches keep what they make: as given, else below `$XDG_CACHE_HOME`, else below `~/.cache`."""
     from serai.runtime.errors import BadParameter
