@@ -11,7 +11,6 @@ from math import prod
 from serai.checkpoints.snapshot import LatentType, StateLayout
 from serai.runtime.attention_memory import PUBLISHED, AttentionCost, alternatives
 from serai.runtime.errors import BadParameter, BudgetTooSmall
-from serai.runtime.experts.packed_format import PackedModel
 from serai.runtime.memory_weights import expert_record_bytes, held_bytes
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.models.dtypes import STORAGE
@@ -131,7 +130,12 @@ def plan_memory(
     dtypes = _dtypes(specs, files, prefix)
     parts = expert_tensors(config)  # all experts are alike: `check_tensors` sees to it
     stem = prefix + expert_stem(expert_layers(config)[0], 0) if parts else ""
-    packed = None if files is None else PackedModel.find(config, files, prefix)
+    packed = None
+    if files is not None:
+        # Not above: a record's layout is the kernels' own, and planning from a bare config.json needs no compiler.
+        from serai.runtime.experts.packed_format import PackedModel
+
+        packed = PackedModel.find(config, files, prefix)
     released = files if packed is None else None  # a packed model has records in place of these tensors
     part_dtypes = _dtypes(parts, released, stem)
     expert = sum(_stored_bytes(spec, part_dtypes[part], released, stem + part) for part, spec in parts.items())

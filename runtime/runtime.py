@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from serai.checkpoints.names import new_id
+from serai.checkpoints.names import check_text, new_id
 from serai.checkpoints.nodes import NodeKind
 from serai.runtime.chat import ChatFormat, Message, chat_format_for
 from serai.runtime.conversation import Chat
@@ -58,8 +58,10 @@ class Runtime:
         return self._services.driver.counters
 
     async def session(self, *, namespace: str = "", label: str = "") -> Session:
-        """A new, empty session."""
+        """A new, empty session. Raises `NameInvalid` for what can't be a namespace or label."""
         self._check_open()
+        check_text(namespace, "namespace", may_be_empty=True)
+        check_text(label, "label", may_be_empty=True)
         session = Session(
             self._services,
             session_id=new_id(),

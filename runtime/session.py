@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serai.checkpoints.names import new_id
+from serai.checkpoints.names import check_text, new_id
 from serai.checkpoints.nodes import NodeKind
 from serai.runtime.contents import Appended, token_ids
 from serai.runtime.errors import (
@@ -185,6 +185,12 @@ class Session:
             raise NothingToContinue(session_id=self.id)
         return Generation(self, self._services, params or SamplingParams())
 
+    def rename(self, label: str) -> None:
+        """Call the session something else from now on. Raises `NameInvalid` for what can't be a label."""
+        check_text(label, "label", may_be_empty=True)
+        self.label = label
+        self.record.label_is(label)
+
     async def fork(
         self, *, turn: int | None = None, position: int | None = None, label: str | None = None
     ) -> "Session":
@@ -195,6 +201,7 @@ class Session:
         Raises `PositionUnavailable` for a point this timeline doesn't have.
         """
         self._check_open()
+        check_text(label or "", "label", may_be_empty=True)
         where = self._position_of(turn, position)
         if where == self.position:
             timeline, holding = self._timeline.fork(), self._holding.fork()
@@ -321,7 +328,11 @@ class Session:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        # A reader who was cancelled inside the block has not closed its stream, and must hear of that and nothing else.
+        if self._doing is None:
+            await self.close()
+        else:
+            await self.break_off()
 
     @contextmanager
     def use(self, doing: str) -> Iterator[None]:
@@ -391,7 +402,7 @@ class Session:
         self._services.events.tell(EventKind.TURN_ENDED, self.id, f"at position {self.position}")
 
     async def break_off(self) -> None:
-        """Close, though a call is under way: what it has handed out is made durable. For a runtime that shuts down."""
+        """Close, though a call is under way: what it has handed out is made durable."""
         if self._life is Life.OPEN:
             self._end(Life.CLOSED)
             await self.record.flush()

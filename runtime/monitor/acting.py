@@ -51,8 +51,7 @@ async def act(
             return await _tag(_live(runtime, action), _need(store, "tags"), action.value or "")
         case ActionKind.LABEL:
             session = _live(runtime, action)
-            check_text(action.value or "", "label", may_be_empty=True)
-            session.label = action.value or ""
+            session.rename(action.value or "")
             return Outcome("labelled")
         case ActionKind.DELETE:
             return await _delete(runtime, store, action.session_id)

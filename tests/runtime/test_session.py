@@ -15,6 +15,7 @@ from serai.runtime.errors import (
     BadParameter,
     LogitsInvalid,
     ModelMismatch,
+    NameInvalid,
     NothingToContinue,
     OutOfBudget,
     PromptTooLong,
@@ -141,6 +142,19 @@ async def test_leaving_the_iteration_keeps_exactly_what_was_handed_out(rt: Runti
     assert session.tokens().tolist() == [5, 6, *seen]
     await session.append([1])  # not busy any more
     assert session.tokens().tolist() == [5, 6, *seen, 1]
+
+
+async def test_cancelled_inside_its_block_a_session_closes_and_the_cancellation_comes_through(rt: Runtime) -> None:
+    reached = False
+    with anyio.move_on_after(0):
+        async with await rt.session() as session:
+            with anyio.CancelScope(shield=True):
+                await session.append([5, 6])
+            async for _ in session.generate(SamplingParams(temperature=0, max_tokens=1_000)):
+                reached = True
+                await anyio.lowlevel.checkpoint()
+    assert not session.is_open or not reached
+    rt.check()
 
 
 async def test_a_reader_that_vanishes_outside_the_event_loop_frees_its_session(rt: Runtime) -> None:
@@ -434,3 +448,17 @@ async def test_what_a_block_raises_comes_out_as_it_is(tmp_path: Path) -> None:
             scope.cancel()
             await anyio.sleep_forever()
     assert scope.cancelled_caught
+
+
+async def test_a_label_that_cannot_be_is_refused_before_anything_is_made(rt: Runtime) -> None:
+    session = await rt.session(label="good")
+    await session.append([1])
+    with pytest.raises(NameInvalid, match="label"):
+        await session.fork(label="a\nb")
+    with pytest.raises(NameInvalid, match="label"):
+        await rt.session(label="a\nb")
+    with pytest.raises(NameInvalid, match="label"):
+        session.rename("a\nb")
+    assert [one.label for one in rt.status().sessions] == ["good"]
+    session.rename("better")
+    assert rt.status().sessions[0].label == "better"
