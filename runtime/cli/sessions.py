@@ -1,4 +1,8 @@
-"""`serai sessions`: the tree of sessions, of a running server or of a store on disk, as text, JSON or a picture."""
+"""`serai sessions`: what a store on disk holds, looked at, kept in order and moved without loading a model.
+
+Here are the list of its commands, and the tree of sessions, of a running server or of a store, as text, JSON or a
+picture. Looking is possible beside a process that has the store open; changing it is not.
+"""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -9,13 +13,29 @@ import typer
 from serai.runtime.cli.monitor import DEFAULT_TARGET, open_source
 from serai.runtime.cli.options import Json
 from serai.runtime.cli.output import reporting
+from serai.runtime.cli.sessions_keep import fsck, gc, rm, tag
+from serai.runtime.cli.sessions_look import diff, ls, resume, show
+from serai.runtime.cli.sessions_move import export, import_, pull, push
+from serai.runtime.cli.stored import StoreFolder, open_to_look, store_folder
 
 if TYPE_CHECKING:
     from serai.checkpoints.store import Store
     from serai.runtime.monitor.picture import TreeNode
     from serai.runtime.status import Status
 
-app = typer.Typer(name="sessions", help="Look at sessions from outside.", no_args_is_help=True)
+app = typer.Typer(name="sessions", help="Look at stored sessions, keep them in order, move them.", no_args_is_help=True)
+app.command("ls")(ls)
+app.command("show")(show)
+app.command("diff")(diff)
+app.command("resume")(resume)
+app.command("rm")(rm)
+app.command("tag")(tag)
+app.command("export")(export)
+app.command("import")(import_)
+app.command("push")(push)
+app.command("pull")(pull)
+app.command("gc")(gc)
+app.command("fsck")(fsck)
 
 LABEL_CELLS = 48
 
@@ -23,11 +43,12 @@ LABEL_CELLS = 48
 @app.command()
 def tree(
     target: Annotated[
-        str, typer.Argument(metavar="[URL|SOCKET]", help="Where the server is: its address, or its socket's path.")
-    ] = DEFAULT_TARGET,
-    store: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The stored sessions of this folder instead of live ones.")
+        str | None,
+        typer.Argument(
+            metavar="[URL|SOCKET]", help="A server whose live sessions to show: its address, or its socket."
+        ),
     ] = None,
+    store: StoreFolder = None,
     demo: Annotated[bool, typer.Option("--demo", help="Sessions of a simulation.")] = False,
     svg: Annotated[Path | None, typer.Option(metavar="OUT", help="Draw the tree to this file.")] = None,
     budget_svg: Annotated[
@@ -36,7 +57,7 @@ def tree(
     key: Annotated[str | None, typer.Option(envvar="SERAI_API_KEY", help="The server's key.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show which session was forked from which."""
+    """Show which session was forked from which: the stored ones, or with a target those of a running server."""
     with reporting(as_json=as_json) as out:
         import anyio
 
@@ -44,12 +65,16 @@ def tree(
         from serai.runtime.monitor import picture
         from serai.runtime.monitor.text import fit
 
-        if store is not None:
+        live = demo or target is not None or (budget_svg is not None and store is None)
+        if live and store is not None:
+            raise BadParameter("--store shows stored sessions, and a target or --demo live ones; give one of them")
+        if not live:
             if budget_svg is not None:
                 raise BadParameter("--budget-svg draws the memory of a running server, and a store has none")
-            nodes, title = _stored(store), f"sessions in {store}"
+            with open_to_look(store) as opened:
+                nodes, title = stored_nodes(opened), f"sessions in {store_folder(store)}"
         else:
-            status = anyio.run(_status, target, key, demo)
+            status = anyio.run(_status, target or DEFAULT_TARGET, key, demo)
             nodes, title = picture.session_nodes(status.sessions), f"sessions of {status.model}"
             if budget_svg is not None:
                 _write(budget_svg, picture.budget_svg(status.budget, title=f"memory budget of {status.model}"))
@@ -70,14 +95,6 @@ async def _status(target: str, key: str | None, demo: bool) -> "Status":
         return await source.status()
     finally:
         await source.close()
-
-
-def _stored(folder: Path) -> "list[TreeNode]":
-    """The sessions of a store, each after the one it was forked from."""
-    from serai.checkpoints.store import Store
-
-    with Store.open(str(folder), create=False) as store:
-        return stored_nodes(store)
 
 
 def stored_nodes(store: "Store") -> "list[TreeNode]":
