@@ -49,6 +49,11 @@ class Keeper:
         before = await self.known(namespace, timeline.ids(), above=0) if exact else None
         return await self._replay(before or self._pool.empty(), timeline, workflow)
 
+    async def hold_at(self, timeline: Timeline, namespace: str, workflow: str, *, exact: bool) -> "Holding":
+        """A holding of the state at the end of a timeline, as `at` gives it."""
+        state = await self.at(timeline, namespace, workflow, exact=exact)
+        return Holding(self, state, state.position)
+
     def replay_tokens(self, timeline: Timeline, namespace: str, *, exact: bool) -> int:
         """How many tokens `at` would have to compute again."""
         found = self._prefixes.deepest(namespace, timeline.ids(), above=0) if exact else None

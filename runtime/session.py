@@ -14,7 +14,6 @@ from serai.runtime.contents import Appended, token_ids
 from serai.runtime.errors import (
     BadParameter,
     NothingToContinue,
-    PositionUnavailable,
     PromptTooLong,
     SessionBusy,
     SessionClosed,
@@ -202,12 +201,14 @@ class Session:
         """
         self._check_open()
         check_text(label or "", "label", may_be_empty=True)
-        where = self._position_of(turn, position)
+        where = self._timeline.position_of(turn, position)
         if where == self.position:
             timeline, holding = self._timeline.fork(), self._holding.fork()
         else:
             timeline = self._timeline.fork(where)
-            holding = await self._hold_at(timeline)
+            holding = await self._services.keeper.hold_at(
+                timeline, self.namespace, self.workflow, exact=not self.inexact
+            )
         child = Session(
             self._services,
             session_id=new_id(),
@@ -229,7 +230,7 @@ class Session:
     def replay_tokens(self, *, turn: int | None = None, position: int | None = None) -> int:
         """How many tokens a fork or rewind to that point would have to read once more."""
         self._check_open()
-        where = self._position_of(turn, position)
+        where = self._timeline.position_of(turn, position)
         if where == self.position:
             return 0
         timeline = self._timeline.at(where, branch=self._timeline.branch)
@@ -241,12 +242,14 @@ class Session:
         All or nothing, at the cost that `replay_tokens` says. Raises `PositionUnavailable`.
         """
         with self.use("rewind"):
-            where = self._position_of(turn, position)
+            where = self._timeline.position_of(turn, position)
             if where == self.position:
                 return
             timeline = self._timeline.at(where, branch=self._timeline.branch)
             timeline.forks = self._timeline.forks
-            holding = await self._hold_at(timeline)
+            holding = await self._services.keeper.hold_at(
+                timeline, self.namespace, self.workflow, exact=not self.inexact
+            )
             if not self.is_open:  # the runtime closed meanwhile
                 holding.release()
                 self._check_open()
@@ -281,23 +284,6 @@ class Session:
         state = self._holding.state
         if self._leaves_states and state is not None and state.fixed is not None:
             self._trail.leave(state, self._timeline.digest(), self.record.nodes()[-1], first=first)
-
-    def _position_of(self, turn: int | None, position: int | None) -> int:
-        if turn is not None and position is not None:
-            raise BadParameter("give a turn or a position, not both")
-        if turn is not None:
-            return self._timeline.end_of(turn)
-        if position is None:
-            return self.position
-        if not 0 <= position <= self.position:
-            raise PositionUnavailable(what="position", asked=position, last=self.position)
-        return position
-
-    async def _hold_at(self, timeline: Timeline) -> Holding:
-        """A holding of the state at the end of an earlier timeline."""
-        keeper = self._services.keeper
-        state = await keeper.at(timeline, self.namespace, self.workflow, exact=not self.inexact)
-        return Holding(keeper, state, state.position)
 
     async def fork_many(self, count: int) -> list["Session"]:
         """`count` forks, as `fork`."""
