@@ -29,6 +29,16 @@ class Claim:
         return cls(name, value, unit, f"< {limit:g}", value < limit, detail)
 
     @classmethod
+    def at_least(cls, name: str, value: float, unit: str, limit: float, detail: str) -> "Claim":
+        """A figure that is to reach a limit."""
+        return cls(name, value, unit, f">= {limit:g}", value >= limit, detail)
+
+    @classmethod
+    def at_most(cls, name: str, value: float, unit: str, limit: float, detail: str) -> "Claim":
+        """A figure that is not to exceed a limit."""
+        return cls(name, value, unit, f"<= {limit:g}", value <= limit, detail)
+
+    @classmethod
     def measured(cls, name: str, value: float, unit: str, detail: str) -> "Claim":
         """A figure without a target."""
         return cls(name, value, unit, None, None, detail)
