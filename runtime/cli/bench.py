@@ -84,6 +84,33 @@ def model(quick: Quick = False, folder: Folder = None, as_json: Json = False) ->
         _show(out, bench_model(bench_folder(folder, os.environ), quick=quick, tell=out.note))
 
 
+@app.command()
+def checkpoints(quick: Quick = False, folder: Folder = None, as_json: Json = False) -> None:
+    """Saving and loading states beside raw disk speed, resuming beside reading anew, and what each codec costs."""
+    with reporting(as_json=as_json) as out:
+        from serai.runtime.bench.checkpoints import bench_checkpoints
+
+        _show(out, bench_checkpoints(bench_folder(folder, os.environ), quick=quick, tell=out.note))
+
+
+@app.command()
+def faults(quick: Quick = False, folder: Folder = None, as_json: Json = False) -> None:
+    """Kill and fail a store at every disk call, and feed it wrong bytes."""
+    with reporting(as_json=as_json) as out:
+        from serai.runtime.bench.faults import bench_faults
+
+        _show(out, bench_faults(bench_folder(folder, os.environ), quick=quick, tell=out.note))
+
+
+@app.command()
+def recall(quick: Quick = False, as_json: Json = False) -> None:
+    """What the nano model remembers of what it read, by task and distance."""
+    with reporting(as_json=as_json) as out:
+        from serai.runtime.bench.recall import bench_recall
+
+        _show(out, bench_recall(quick=quick, tell=out.note))
+
+
 def bench_folder(given: Path | None, environ: Mapping[str, str]) -> Path:
     """Where benches keep what they make: as given, else below `$XDG_CACHE_HOME`, else below `~/.cache`."""
     from serai.runtime.errors import BadParameter
