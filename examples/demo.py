@@ -26,6 +26,14 @@ FACTS = {
     "What is the home of Mira?": ("The home of Mira is Oslo.", "Oslo"),
     "What is the place of the blue lamp?": ("The place of the blue lamp is the cellar.", "the cellar"),
 }
+DEEDS = (
+    "The cook laughed and went home",
+    "The mayor closed the shutters",
+    "The young woman read a letter",
+    "The crowd watched the rain",
+    "The tired traveller looked at the sky",
+)
+TIMES = ("at noon", "in the morning", "before sunrise", "last week", "on the first day")
 CORRECTED = "What is the code of the red box?"
 CORRECTION = "Correction: the code of the red box is 9035, not 4172."
 NEW_VALUE = "9035"
@@ -37,8 +45,7 @@ def notebook(rt: Runtime) -> str:
     filler: list[str] = []
     length = 0
     while length < NOTEBOOK_TOKENS:
-        who, what = rng.choice(("baker", "sailor", "teacher")), rng.choice(("bread", "letters", "apples"))
-        filler.append(f"The {who} sells {what} near the {rng.choice(('bridge', 'market', 'river'))}.")
+        filler.append(f"{rng.choice(DEEDS)} {rng.choice(TIMES)}.")
         length += len(rt.tokenizer.encode(filler[-1])) if rt.tokenizer else 10
     for place, (sentence, _) in zip((0.1, 0.4, 0.6), FACTS.values(), strict=True):
         filler.insert(int(place * len(filler)), sentence)
