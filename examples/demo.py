@@ -23,7 +23,7 @@ NOTEBOOK_TOKENS = 2_000
 
 FACTS = {
     "What is the code of the red box?": ("The code of the red box is 4172.", "4172"),
-    "What is the home of Mira?": ("The home of Mira is Oslo.", "Oslo"),
+    "What is the home of Paula?": ("The home of Paula is Naples.", "Naples"),
     "What is the place of the blue lamp?": ("The place of the blue lamp is the cellar.", "the cellar"),
 }
 DEEDS = (
