@@ -13,8 +13,8 @@ from serai.runtime.models.scratch_shape import ScratchShape
 
 
 def kernel_scratch_bytes(config: ModelConfig, rows: int) -> int:
-    """Bytes beside the buffers of `ScratchShape` for steps of `rows` rows: what the compute threads keep for themselves,
-    and 8-bit activations for packed experts, which only `fast` needs."""
+    """Bytes beside the buffers of `ScratchShape` for steps of `rows` rows: what the compute threads keep for themselves
+    and, for packed experts, 8-bit activations, which only `fast` needs."""
     mla, moe = config.mla, config.moe
     floats = kda_scratch_floats(config.kda.head_dim, threads())
     total = 4 * (floats + mla_scratch_floats(mla.kv_lora_rank, mla.rope_dim, threads()))
