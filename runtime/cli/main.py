@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from serai.runtime.cli.bench import app as bench_app
+from serai.runtime.cli.chat import chat
 from serai.runtime.cli.eval import evaluate_model
 from serai.runtime.cli.info import info
 from serai.runtime.cli.monitor import monitor
@@ -28,6 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run)
+app.command("chat")(chat)
 app.command("serve")(serve)
 app.command("plan")(plan)
 app.command("pack")(pack)
