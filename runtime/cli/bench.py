@@ -37,6 +37,15 @@ def start(quick: Quick = False, folder: Folder = None, as_json: Json = False) ->
 
 
 @app.command()
+def server(quick: Quick = False, folder: Folder = None, as_json: Json = False) -> None:
+    """64 clients of a server, half of which come and go: what they leave behind, how even, how fast."""
+    with reporting(as_json=as_json) as out:
+        from serai.runtime.bench.server import bench_server
+
+        _show(out, bench_server(bench_folder(folder, os.environ), quick=quick, tell=out.note))
+
+
+@app.command()
 def monitor(quick: Quick = False, as_json: Json = False) -> None:
     """How much of a core `serai monitor` takes while it shows 256 sessions."""
     with reporting(as_json=as_json) as out:
@@ -73,6 +82,24 @@ def cache(
 
         made = bench_cache(trace or (), slots or (), quick=quick)
         out.result(made.to_json(), *_hit_rates(made))
+
+
+@app.command()
+def sessions(quick: Quick = False, folder: Folder = None, as_json: Json = False) -> None:
+    """Hundreds of sessions under a budget for a few: equal to solo runs, fair, within memory; what waits cost."""
+    with reporting(as_json=as_json) as out:
+        from serai.runtime.bench.sessions import bench_sessions
+
+        _show(out, bench_sessions(bench_folder(folder, os.environ), quick=quick, tell=out.note))
+
+
+@app.command()
+def tree(quick: Quick = False, folder: Folder = None, as_json: Json = False) -> None:
+    """Nothing is read twice: shared beginnings, forks far back, and tokens guessed from what was read before."""
+    with reporting(as_json=as_json) as out:
+        from serai.runtime.bench.tree import bench_tree
+
+        _show(out, bench_tree(bench_folder(folder, os.environ), quick=quick, tell=out.note))
 
 
 @app.command()

@@ -13,7 +13,6 @@ import numpy as np
 from serai.checkpoints.names import new_id
 from serai.runtime.chat import NO_NOTES, Cursor, Message, Segment
 from serai.runtime.contents import ENCODE_INLINE_CHARACTERS
-from serai.runtime.contents import ENCODE_INLINE_CHARACTERS
 from serai.runtime.conversation import CURSOR_KEY, REPLY_KEY, call_ids
 from serai.runtime.server.ask import Ask, chain_after, chain_start, chains
 from serai.runtime.server.errors import invalid

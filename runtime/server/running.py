@@ -42,15 +42,7 @@ async def run_server(
 ) -> bool:
     """Serve until a signal; whether the engine was alive to the end. `ready` is called once clients can connect."""
     async with serving(runtime, options) as app:
-        config = uvicorn.Config(
-            app,
-            log_level=options.log_level,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=int(options.shutdown_s) + 2,
-            h11_max_incomplete_event_size=64 << 10,
-        )
-        server = _Server(config)
+        server = _server(app, options)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_stop_on_signals, server, app)
             tasks.start_soon(_announce, server, app, ready)
@@ -58,6 +50,24 @@ async def run_server(
             await server.serve(sockets=[bound])
             tasks.cancel_scope.cancel()
         return app.state.service.sessions.engine_error is None
+
+
+async def run_app(app: Starlette, options: ServerOptions, bound: socket.socket) -> None:
+    """Serve an application until cancelled; signals are the caller's."""
+    await _server(app, options).serve(sockets=[bound])
+
+
+def _server(app: Starlette, options: ServerOptions) -> uvicorn.Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            log_level=options.log_level,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=int(options.shutdown_s) + 2,
+            h11_max_incomplete_event_size=64 << 10,
+        )
+    )
 
 
 async def _stop_on_signals(server: uvicorn.Server, app: Starlette) -> None:

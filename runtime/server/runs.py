@@ -3,7 +3,7 @@
 import json
 import time
 from collections import OrderedDict
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -60,7 +60,7 @@ class Run:
         for one in told:
             self.log.add(one)
         if self.emit is not None:
-            with anyio.move_on_after(LAST_WORDS_S):
+            with anyio.move_on_after(LAST_WORDS_S), suppress(anyio.BrokenResourceError):
                 for one in told:
                     await self.emit(one["type"], one)
 

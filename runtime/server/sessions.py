@@ -7,7 +7,7 @@ the store is then resumed when it is asked for, by replaying at most the tokens 
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -240,8 +240,7 @@ class Sessions:
             except SeraiError:
                 await self._break_off(session)
             if erase and self.store is not None:
-                self._to_erase.add(session.id)
-                await anyio.to_thread.run_sync(self._erase, self.store)
+                await anyio.to_thread.run_sync(self._erase, self.store, (session.id,))
 
     async def _break_off(self, session: Session) -> None:
         """End a session that is busy or can't be written down: its memory is freed in any case."""
@@ -250,11 +249,13 @@ class Sessions:
         except SeraiError:
             log.exception("what session %s said last could not be stored", session.id)
 
-    def _erase(self, store: Store) -> None:
-        """Delete what is to be; nodes that others were built on go with the last of those."""
-        for session_id in sorted(self._to_erase):
+    def _erase(self, store: Store, session_ids: Iterable[str]) -> None:
+        """Delete sessions. Nodes that others were built on can't go yet: `tidy` tries again once those may have."""
+        for session_id in session_ids:
             try:
                 store.delete_session(session_id)
+                store.session_head(session_id)  # what is left of it is what others were built on
+                self._to_erase.add(session_id)
             except SessionGone:
                 self._to_erase.discard(session_id)
 
@@ -336,6 +337,8 @@ class Sessions:
         for parked in list(self._parked.values()):
             if not parked.stored and now_s - parked.used_s >= self._unstored_ttl_s:
                 await self.forget(parked.place.id)
+        if self._to_erase and self.store is not None:
+            await anyio.to_thread.run_sync(self._erase, self.store, tuple(self._to_erase))
         by_age = sorted(self._parked.values(), key=lambda one: one.used_s)
         for parked in by_age[: max(0, len(by_age) - self._keep_hot)]:
             if parked.stored and self.store is not None:

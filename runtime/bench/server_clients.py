@@ -1,0 +1,128 @@
+"""The clients of `serai bench server`, in a process of their own: `python -m serai.runtime.bench.server_clients`.
+
+Steady ones stream completions, a token an event; restless ones leave, cancel or stop reading, drawn from a seed. All
+stop after the given time. What they saw is printed as one JSON object.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import time
+from typing import Any
+
+TOKENS = 60_000
+"""More than any stream can give in the time of the bench."""
+
+
+class Swarm:
+    def __init__(self, port: int, seconds: float) -> None:
+        self._port = port
+        self._until_s = time.monotonic() + seconds
+        self.tokens: dict[int, int] = {}
+        self.health_s: list[float] = []
+        self.left = 0
+        self.failed: list[str] = []
+
+    async def run(self, steady: int, restless: int) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(steady):
+                tasks.create_task(self._steady(number))
+            for number in range(restless):
+                tasks.create_task(self._restless(random.Random(number)))
+            tasks.create_task(self._health())
+
+    async def _steady(self, number: int) -> None:
+        self.tokens[number] = 0
+        body = {"model": "m", "prompt": f"client {number}", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
+        reader, writer = await self._send("POST", "/v1/completions", body)
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._rest_s):
+                async for line in reader:
+                    if line.startswith(b"data: {"):
+                        self.tokens[number] += 1
+                self.failed.append(f"the stream of client {number} ended")
+        except TimeoutError:
+            pass
+        finally:
+            writer.close()
+
+    async def _restless(self, chance: random.Random) -> None:
+        while self._rest_s > 0:
+            patience_s = min(chance.expovariate(2.0), self._rest_s)
+            kind = chance.choice(["leave", "leave early", "stop reading", "cancel"])
+            body: dict[str, Any] = {"model": "m", "input": "x" * chance.randrange(1, 300), "store": False}
+            body |= {"max_output_tokens": 2_000, "stream": True, "background": kind == "cancel"}
+            reader, writer = await self._send("POST", "/v1/responses", body)
+            try:
+                if kind == "stop reading":
+                    await asyncio.sleep(patience_s)
+                elif kind != "leave early":
+                    id_ = await self._read_for(reader, patience_s)
+                    if kind == "cancel" and id_ is not None:
+                        await self._whole("POST", f"/v1/responses/{id_}/cancel")
+            finally:
+                writer.close()
+                self.left += 1
+
+    async def _read_for(self, reader: asyncio.StreamReader, seconds: float) -> str | None:
+        """Read a stream until the id of its response is there and then for a while; the id, None after an error."""
+        id_ = None
+        async for line in reader:
+            if line.startswith(b"data: {"):
+                id_ = json.loads(line[6:]).get("response", {}).get("id")
+                break
+        try:
+            async with asyncio.timeout(seconds):
+                async for _ in reader:
+                    pass
+        except TimeoutError:
+            pass
+        return id_
+
+    async def _health(self) -> None:
+        while self._rest_s > 0:
+            began_s = time.monotonic()
+            status = await self._whole("GET", "/health")
+            self.health_s.append(time.monotonic() - began_s)
+            if status != 200:
+                self.failed.append(f"/health answered {status}")
+            await asyncio.sleep(0.05)
+
+    @property
+    def _rest_s(self) -> float:
+        return max(self._until_s - time.monotonic(), 0.0)
+
+    async def _send(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
+        data = b"" if body is None else json.dumps(body).encode()
+        head = f"{method} {path} HTTP/1.1\r\nHost: bench\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+        writer.write(head.encode() + data)
+        await writer.drain()
+        return reader, writer
+
+    async def _whole(self, method: str, path: str) -> int:
+        reader, writer = await self._send(method, path)
+        try:
+            answer = await reader.read()
+            return int(answer.split(b" ", 2)[1])
+        finally:
+            writer.close()
+
+
+def main(port: str, seconds: str, steady: str, restless: str) -> None:
+    swarm = Swarm(int(port), float(seconds))
+    asyncio.run(swarm.run(int(steady), int(restless)))
+    seen = {
+        "tokens": list(swarm.tokens.values()),
+        "health_s": swarm.health_s,
+        "left": swarm.left,
+        "failed": swarm.failed,
+    }
+    print(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:5])
