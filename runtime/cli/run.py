@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,19 @@ import typer
 
 from serai.runtime.cli.options import Budget, Json, Model, Precision, PrecisionName, Threads
 from serai.runtime.cli.output import Output, reporting
+from serai.runtime.cli.sampling_options import (
+    FrequencyPenalty,
+    LogitBias,
+    MinP,
+    MinTokens,
+    PresencePenalty,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+    logit_biases,
+)
 from serai.runtime.cli.status_line import StatusLine
 
 if TYPE_CHECKING:
@@ -38,19 +51,17 @@ def run(
         typer.Option(metavar="DIR", help="Where sessions are kept. [default: ~/.local/state/serai/sessions]"),
     ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="Most tokens to generate.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    top_k: Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
-    top_p: Annotated[float, typer.Option("--top-p", help="Keep the fewest tokens with this share.")] = 1.0,
-    min_p: Annotated[float, typer.Option("--min-p", help="Drop tokens below this times the likeliest.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option("--repetition-penalty", help="1 is neutral.")] = 1.0,
-    presence_penalty: Annotated[float, typer.Option("--presence-penalty", help="0 is neutral.")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option("--frequency-penalty", help="0 is neutral.")] = 0.0,
-    logit_bias: Annotated[
-        list[str] | None, typer.Option("--logit-bias", metavar="ID=BIAS", help="Repeat for several tokens.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Makes the drawing repeatable. [default: drawn, and kept]")] = None,
+    temperature: Temperature = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    logit_bias: LogitBias = None,
+    seed: Seed = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeat for several.")] = None,
-    min_tokens: Annotated[int, typer.Option("--min-tokens", help="Fewest tokens before a stop token may come.")] = 0,
+    min_tokens: MinTokens = 0,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's own stop tokens.")] = False,
     precision: Precision = PrecisionName.FAST,
     budget: Budget = None,
@@ -73,7 +84,7 @@ def run(
             repetition_penalty=repetition_penalty,
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
-            logit_bias=_biases(logit_bias or ()),
+            logit_bias=logit_biases(logit_bias or ()),
             seed=seed,
             stop=tuple(stop or ()),
             min_tokens=min_tokens,
@@ -239,19 +250,6 @@ def _prompt(prompt: str | None, resume: str | None) -> str | None:
     if not text:
         raise BadParameter("the prompt is empty; give some text as an argument or on stdin")
     return text
-
-
-def _biases(given: Sequence[str]) -> dict[int, float]:
-    from serai.runtime.errors import BadParameter
-
-    biases: dict[int, float] = {}
-    for one in given:
-        token, _, bias = one.partition("=")
-        try:
-            biases[int(token)] = float(bias)
-        except ValueError:
-            raise BadParameter(f"--logit-bias takes a token id and a number, such as 42=-5, and is {one!r}") from None
-    return biases
 
 
 def _printable(text: str) -> str:
