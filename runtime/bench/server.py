@@ -93,9 +93,7 @@ async def _bench(model: Path, span: Span, tell: Callable[[str], None]) -> Report
                 tasks.start_soon(run_app, app, options, bound)
                 service: Service = app.state.service
                 tell(f"{CLIENTS} clients that stay, {span.calm_s:g} s")
-                decoded, began_s = service.sessions.counters.decoded_tokens, time.monotonic()
-                await _clients(port, span.calm_s, CLIENTS, 0)
-                outside = (service.sessions.counters.decoded_tokens - decoded) / (time.monotonic() - began_s)
+                outside = sum((await _clients(port, span.calm_s, CLIENTS, 0))["tokens"]) / span.calm_s
                 before = await _settled(service)
                 tell(f"{CLIENTS // 2} that stay and {CLIENTS // 2} that come and go, {span.restless_s:g} s")
                 seen = await _clients(port, span.restless_s, CLIENTS // 2, CLIENTS // 2)

@@ -18,7 +18,8 @@ from serai.runtime.server.ask import Ask, chain_after, chain_start, chains
 from serai.runtime.server.errors import invalid
 from serai.runtime.server.forcing import Forcing
 from serai.runtime.server.gate import Gates
-from serai.runtime.server.sessions import Ending, Place, Sessions, Tokens
+from serai.runtime.server.places import Ending, Place, Tokens
+from serai.runtime.server.sessions import Sessions
 from serai.runtime.server.writing import Writer
 from serai.runtime.session import Session
 

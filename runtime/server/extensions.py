@@ -12,10 +12,11 @@ from serai.checkpoints.names import new_id
 from serai.checkpoints.store import Store
 from serai.runtime.server.errors import ApiError, invalid
 from serai.runtime.server.fields import Fields
+from serai.runtime.server.places import Place
 from serai.runtime.server.requests import namespace_of, read_body
 from serai.runtime.server.responses_request import PREFIX, place_of
 from serai.runtime.server.service import Service
-from serai.runtime.server.sessions import DELETED_TAG, Place
+from serai.runtime.server.sessions import DELETED_TAG
 
 MAX_FORKS = 64
 

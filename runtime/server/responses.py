@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from serai.runtime.server.errors import ApiError, invalid, response_not_found
+from serai.runtime.server.places import Place
 from serai.runtime.server.requests import namespace_of, read_body
 from serai.runtime.server.responses_request import PREFIX, place_of, read_responses
 from serai.runtime.server.runs import Run
 from serai.runtime.server.service import Service
-from serai.runtime.server.sessions import Place
 from serai.runtime.server.streams import Emit, whole
 
 

@@ -23,7 +23,7 @@ from serai.runtime.generation import FinishReason, Token
 from serai.runtime.sampling_params import SamplingParams
 from serai.runtime.server.forcing import Forcing
 from serai.runtime.server.gate import Gates
-from serai.runtime.server.sessions import Tokens
+from serai.runtime.server.places import Tokens
 from serai.runtime.session import Session
 from serai.runtime.stops import StopMatcher
 
