@@ -165,6 +165,8 @@ def _claims(scores: Sequence[Score]) -> list[Claim]:
         how = (
             f"nano in fast precision, {asked} held-out cases at {distances} tokens, whole sentence; chance {chance:.3f}"
         )
+        if name == "recall_corrected":
+            how += "; the first value is that far back, its correction comes after all of the notebook"
         if name in LIMITS:
             claims.append(Claim.at_least(name, share, "of answers", LIMITS[name], how))
         else:
