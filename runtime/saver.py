@@ -6,7 +6,7 @@ never replaced.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import anyio
@@ -42,6 +42,8 @@ class Saver:
         self._idle.set()
         self._hurry = False
         self._writing = False
+        # A state that is being written can't be moved out, so whoever waits for memory must look again.
+        self.on_written: Callable[[], None] = _nobody_waits
         self.saved = 0
         self.failed = 0
 
@@ -129,3 +131,8 @@ class Saver:
         finally:
             self._writing = False
             job.state.release()
+            self.on_written()
+
+
+def _nobody_waits() -> None:
+    """Nobody is to be told that a state was written."""

@@ -142,4 +142,5 @@ def assemble(
         policy=policy or Policy(),
     )
     admission.reclaim = services.reclaim
+    services.saver.on_written = admission.freed
     return services

@@ -340,6 +340,7 @@ class Session:
     def unclaim(self) -> None:
         self._doing = None
         self._used_s = self._services.now_s()
+        self._services.admission.freed()  # idle now, it may be moved out for whoever waits for memory
 
     def dropped(self) -> None:
         """As `unclaim`, for a reader who vanished: Python may say so when no event loop runs, so no clock is read."""

@@ -1,11 +1,15 @@
 """Memory is given in order, within the limit, and idle sessions make room: B117, B119, B120 and DESIGN §7."""
 
+import asyncio
+import threading
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
+from serai.checkpoints.store import Store
 from serai.runtime import FinishReason, Runtime, SamplingParams
 from serai.runtime.errors import OutOfBudget
 from serai.runtime.residency import Idle, Tier, value_of_moving, victims
@@ -145,6 +149,49 @@ async def test_a_full_house_without_a_store_waits_for_a_session_to_close() -> No
             assert second.position == 0
             await first.close()
         assert second.position == 32
+
+
+async def test_a_state_that_is_just_being_written_is_moved_out_after_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue looks again when the write ends, though that frees nothing by itself."""
+    kept = Policy(reuse=True, save_after_tokens=4)
+    async with fake_runtime(store=tmp_path, limit_bytes=RUNNING + 14 * PAGE, policy=kept) as rt:
+        begun, go_on, save = anyio.Event(), threading.Event(), Store.save
+        loop = asyncio.get_running_loop()
+
+        def slow(store: Store, *arguments: Any, **options: Any) -> Any:
+            loop.call_soon_threadsafe(begun.set)
+            assert go_on.wait(timeout=10), "the test lets it go on"
+            return save(store, *arguments, **options)
+
+        monkeypatch.setattr(Store, "save", slow)
+        first, second = await rt.session(), await rt.session()
+        await first.append([1] * 32)
+        await begun.wait()
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(second.append, [2] * 32)
+                await anyio.lowlevel.checkpoint()
+                while rt.status().work.waiting_for_memory == 0:
+                    await anyio.lowlevel.checkpoint()
+                go_on.set()
+        assert (first.tier, second.position) == (Tier.COLD, 32)
+
+
+async def test_a_session_that_falls_idle_makes_room_for_who_waits(tmp_path: Path) -> None:
+    async with fake_runtime(store=tmp_path, limit_bytes=RUNNING + 14 * PAGE) as rt:
+        first, second = await rt.session(), await rt.session()
+        await first.append([1] * 32)
+        stream = first.generate(GREEDY)
+        await anext(stream)
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(second.append, [2] * 32)
+                while rt.status().work.waiting_for_memory == 0:
+                    await anyio.lowlevel.checkpoint()
+                await stream.aclose()
+        assert (first.tier, second.position) == (Tier.COLD, 32)
 
 
 async def test_leaving_the_queue_leaves_nothing_behind() -> None:
