@@ -58,6 +58,38 @@ def test_the_demo(tiny: Path, tmp_path: Path) -> None:
     assert "for 0 bytes of state" in out
 
 
+def test_subagents_under_one_budget(tiny: Path, tmp_path: Path) -> None:
+    out = run("subagents_under_one_budget.py", tiny, cwd=tmp_path)
+    assert "13 sessions are alive" in out
+    assert "12 sub-agents answered" in out
+    assert " 0 in the store" not in out
+
+
+def test_best_of_n(tiny: Path, tmp_path: Path) -> None:
+    out = run("best_of_n.py", tiny, cwd=tmp_path)
+    assert "tokens were read once" in out
+    assert "the best: " in out
+
+
+def test_wait_for_tool(tiny: Path, tmp_path: Path) -> None:
+    out = run("wait_for_tool.py", tiny, cwd=tmp_path)
+    assert "while the tool works its state is cold" in out
+    assert "the tool has answered; its state is hot" in out
+    assert "every bit is the same: True" in out
+
+
+def test_shared_document(tiny: Path, tmp_path: Path) -> None:
+    out = run("shared_document.py", tiny, cwd=tmp_path)
+    first, after = out.split("after a restart")
+    assert first.count("    0 known") == 1, "one session read the document"
+    assert "    0 known" not in after
+
+
+def test_edit_and_retry(tiny: Path, tmp_path: Path) -> None:
+    out = run("edit_and_retry.py", tiny, cwd=tmp_path)
+    assert "equal to having said so at once: True" in out
+
+
 def test_make_tiny_model(tmp_path: Path) -> None:
     out = run("make_tiny_model.py", tmp_path / "model", "--family", "kimi_linear", cwd=tmp_path)
     assert "a kimi_linear model" in out
