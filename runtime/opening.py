@@ -25,7 +25,7 @@ from serai.runtime.models.open_model import FoundModel, LoadedModel, Precision, 
 from serai.runtime.models.scratch import kernel_scratch_bytes
 from serai.runtime.runtime import ModelFacts, Runtime, running
 from serai.runtime.scheduler import Limits
-from serai.runtime.services import assemble
+from serai.runtime.services import Policy, assemble
 from serai.runtime.state import StatePool
 from serai.runtime.status import ExpertStatus
 
@@ -53,13 +53,15 @@ async def open_runtime(
     store: str | Path | None = None,
     precision: str | Precision = Precision.FAST,
     threads: int | None = None,
+    policy: Policy | None = None,
     progress: Callable[[Opening], None] | None = None,
 ) -> AsyncIterator[Runtime]:
     """Open a model: "nano", a folder, or the name of one in the local Hugging Face cache.
 
     `budget` is the most memory to use ("2GiB" or bytes; default: what the machine and its control groups leave).
     `store` is the folder where sessions are kept; without one nothing is durable. `threads` defaults to the cores this
-    process may use. `progress` is called from worker threads. Leaving the block closes every session.
+    process may use. `policy` says what is kept so that nothing is
+    computed twice. `progress` is called from worker threads. Leaving the block closes every session.
 
     Raises, before anything is loaded, `ModelNotFound`, `ConfigInvalid`, `WeightsInvalid`, `BudgetTooSmall` or
     `BadParameter`, and `StoreBusy` or `StoreInvalid` for the store.
@@ -82,7 +84,7 @@ async def open_runtime(
         stack.push_async_callback(_in_thread, thread.close)
         loaded = await thread.call(_load, found, chosen, slots, progress)
         stack.push_async_callback(thread.call, loaded.model.close)
-        runtime = _wire(found, loaded, thread, kept, chosen, budget_bytes)
+        runtime = _wire(found, loaded, thread, kept, chosen, budget_bytes, policy)
         yield await stack.enter_async_context(running(runtime))
 
 
@@ -115,6 +117,7 @@ def _wire(
     store: Store | None,
     precision: Precision,
     budget_bytes: int,
+    policy: Policy | None,
 ) -> Runtime:
     """The runtime over a loaded model: what the model leaves of the budget is for sessions."""
     facts = ModelFacts(
@@ -138,6 +141,7 @@ def _wire(
         vocab_size=found.config.vocab_size,
         max_positions=found.config.max_positions,
         stop_ids=frozenset(found.config.eos_ids),
+        policy=policy,
     )
     return Runtime(services, facts)
 

@@ -1,0 +1,321 @@
+"""`serai bench sessions`: an agent platform's day. Many sessions, most of them waiting, under a budget for a few.
+
+Each session reads a prompt, answers, waits for a tool, reads what the tool said and answers again. The budget holds a
+fraction of them in memory, so the others lie in the store and come back when it is their turn. Afterwards a seeded
+sample is run again alone and compared token by token.
+"""
+
+import gc
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.kernels import compile as kernels
+from serai.runtime.bench.fork_cost import TOKENS, ForkCost, fork_cost
+from serai.runtime.bench.report import Claim, Report
+from serai.runtime.bench.resident import forget_peak, give_back_freed, peak_resident_bytes, resident_bytes
+from serai.runtime.bench.small_model import small_model
+from serai.runtime.opening import open_runtime
+from serai.runtime.runtime import Runtime
+from serai.runtime.sampling_params import SamplingParams
+from serai.runtime.services import Policy
+from serai.runtime.session import Session
+
+SEED = 5
+ONE_AT_A_TIME = Policy(reuse=False)
+"""For what must be computed in full to be compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How large a day is measured. `working` sessions have a call under way at a time."""
+
+    sessions: int
+    hot: int
+    least_tokens: int
+    most_tokens: int
+    working: int
+    sample: int
+    tool_tokens: int
+    forks: int
+    fair_s: float
+
+
+FULL = Scale(
+    sessions=256,
+    hot=32,
+    least_tokens=1_024,
+    most_tokens=16_384,
+    working=8,
+    sample=32,
+    tool_tokens=32_768,
+    forks=200,
+    fair_s=10.0,
+)
+QUICK = Scale(
+    sessions=24,
+    hot=6,
+    least_tokens=64,
+    most_tokens=512,
+    working=3,
+    sample=6,
+    tool_tokens=2_048,
+    forks=50,
+    fair_s=2.0,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What one session goes through."""
+
+    prompt: NDArray[np.int32]
+    tool_said: NDArray[np.int32]
+    params: SamplingParams
+
+
+def bench_sessions(folder: Path, *, quick: bool, tell: Callable[[str], None]) -> Report:
+    """Measure; `folder` keeps a tiny model if one is needed. `tell` is called with what is being done."""
+    return anyio.run(_measure, folder, QUICK if quick else FULL, tell)
+
+
+async def _measure(folder: Path, scale: Scale, tell: Callable[[str], None]) -> Report:
+    model, name = small_model(folder)
+    tell("compiling what is not compiled yet")
+    kernels.warm(lambda step: None)
+    day = await _day(model, name, folder, scale, tell)
+    tell(f"forking a K3-shaped session of {TOKENS:,} tokens")
+    forking = await fork_cost(scale.forks)
+    tool, row = await _tool_wait(model, name, folder, scale.tool_tokens, tell)
+    return Report("sessions", (*day.claims, *_forking_claims(forking, scale.forks), tool), (*day.rows, row))
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """What the day gave."""
+
+    claims: tuple[Claim, ...]
+    rows: tuple[dict[str, object], ...]
+
+
+async def _day(model: Path, name: str, folder: Path, scale: Scale, tell: Callable[[str], None]) -> Day:
+    """All sessions under one budget, then the sample alone."""
+    async with open_runtime(model, policy=ONE_AT_A_TIME) as rt:
+        scripts = _scripts(scale, rt.facts.config.vocab_size if rt.facts.config else 1)
+        budget_bytes = _budget(rt, scripts, scale)
+    gc.collect()
+    give_back_freed()
+    before_bytes = resident_bytes()
+    forget_peak()
+    delays: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="serai-bench-sessions-", dir=folder) as store:
+        async with open_runtime(model, budget=budget_bytes, store=store) as rt, anyio.create_task_group() as tasks:
+            tasks.start_soon(_measure_delay, delays)
+            began_s = time.perf_counter()
+            answers = await _live(rt, scripts, scale.working, tell)
+            took_s = time.perf_counter() - began_s
+            status = rt.status()
+            rss = (peak_resident_bytes() - before_bytes) / budget_bytes
+            delay_ms = 1e3 * float(np.quantile(delays, 0.99))
+            tasks.cancel_scope.cancel()
+    fair = await _fairness(model, scale, tell)
+    equal = await _solo(model, scripts, answers, scale, tell)
+    prompts = sum(len(script.prompt) + len(script.tool_said) for script in scripts)
+    how = (
+        f"{name}, fast precision, {scale.sessions} sessions of {scale.least_tokens:,} to {scale.most_tokens:,} tokens, "
+        f"{scale.working} at work at a time, budget {budget_bytes / 2**20:,.1f} MiB for {scale.hot} of them hot"
+    )
+    work = status.work
+    row: dict[str, object] = {
+        "part": "day",
+        "seconds": took_s,
+        "completed": len(answers),
+        "prompt_tokens": prompts,
+        "prefilled_tokens": work.prefilled_tokens,
+        "decoded_tokens": work.decoded_tokens,
+        "demotions": work.demotions,
+        "promotions": work.promotions,
+        "budget_bytes": budget_bytes,
+    }
+    claims = (
+        Claim(
+            "sessions_equal_solo",
+            equal,
+            "of the sample",
+            "= 1",
+            equal == 1.0,
+            f"{how}; all {len(answers)} completed in {took_s:.1f} s with {work.demotions} demotions and "
+            f"{work.promotions} promotions; {scale.sample} of them, drawn with seed {SEED}, rerun alone",
+        ),
+        Claim(
+            "rss_over_budget",
+            rss,
+            "of the budget",
+            "<= 1.05",
+            rss <= 1.05,
+            f"(peak RSS − RSS just before open_runtime, kernels compiled) ÷ {budget_bytes / 2**20:,.1f} MiB, over the "
+            "whole day; the interpreter's own few MiB weigh the more the smaller the budget",
+        ),
+        Claim.below("loop_delay_p99_ms", delay_ms, "ms", 3.0, f"{len(delays):,} timers of 10 ms over the whole day"),
+        fair,
+    )
+    return Day(claims, (row,))
+
+
+def _scripts(scale: Scale, vocab: int) -> list[Script]:
+    """Lengths are spread evenly over the octaves between least and most."""
+    rng = np.random.default_rng(SEED)
+    scripts = []
+    for number in range(scale.sessions):
+        span = scale.most_tokens / scale.least_tokens
+        length = int(scale.least_tokens * span ** ((number + 0.5) / scale.sessions))
+        prompt, tool_said = (rng.integers(0, vocab, count, dtype=np.int32) for count in (length, 32))
+        params = SamplingParams(temperature=0.8, seed=number, max_tokens=8, ignore_eos=True)
+        scripts.append(Script(prompt, tool_said, params))
+    rng.shuffle(scripts)
+    return scripts
+
+
+def _budget(rt: Runtime, scripts: list[Script], scale: Scale) -> int:
+    """The model, the average state times `hot`, and what the working ones hold beside it while they step."""
+    facts, pool = rt.facts, rt._services.pool
+    model_bytes = facts.trunk_bytes + facts.expert_bytes + facts.scratch_bytes
+    lengths = [len(script.prompt) + len(script.tool_said) + 16 for script in scripts]
+    empty = pool.empty()
+    states = [pool.growth_bytes(empty, length, states=1) for length in lengths]
+    working = 2 * scale.working * pool.growth_bytes(empty, 1, states=1)
+    return model_bytes + scale.hot * sum(states) // len(states) + max(states) + working
+
+
+async def _live(
+    rt: Runtime, scripts: list[Script], working: int, tell: Callable[[str], None]
+) -> dict[int, tuple[int, ...]]:
+    """The whole day; gives what each session said."""
+    answers: dict[int, tuple[int, ...]] = {}
+    at_work = anyio.Semaphore(working)
+    waiting: dict[int, tuple[Session, tuple[int, ...]]] = {}
+
+    async def morning(number: int, script: Script) -> None:
+        async with at_work:
+            session = await rt.session(label=str(number))
+            await session.append(script.prompt)
+            waiting[number] = session, (await session.generate(script.params).collect()).tokens
+
+    async def evening(number: int, script: Script) -> None:
+        async with at_work:
+            session, said = waiting[number]
+            await session.append(script.tool_said)
+            answers[number] = said + (await session.generate(script.params).collect()).tokens
+
+    for part in (morning, evening):
+        tell(f"{part.__name__}: {len(scripts)} sessions, {working} at a time")
+        async with anyio.create_task_group() as tasks:
+            for number, script in enumerate(scripts):
+                tasks.start_soon(part, number, script)
+    tell("night: all sessions close")
+    for session, _ in waiting.values():
+        await session.close()
+    return answers
+
+
+async def _solo(
+    model: Path, scripts: list[Script], answers: dict[int, tuple[int, ...]], scale: Scale, tell: Callable[[str], None]
+) -> float:
+    """The fraction of a sample that says the same when it is alone, in a runtime that keeps and guesses nothing."""
+    chosen = np.random.default_rng(SEED).choice(len(scripts), scale.sample, replace=False).tolist()
+    equal = 0
+    async with open_runtime(model, policy=Policy(reuse=False, guess=False)) as rt:
+        for count, number in enumerate(chosen):
+            tell(f"alone: {count + 1} of {len(chosen)}")
+            script = scripts[number]
+            async with await rt.session() as session:
+                await session.append(script.prompt)
+                said = (await session.generate(script.params).collect()).tokens
+                await session.append(script.tool_said)
+                said += (await session.generate(script.params).collect()).tokens
+                equal += said == answers.get(number)
+    return equal / len(chosen)
+
+
+async def _fairness(model: Path, scale: Scale, tell: Callable[[str], None]) -> Claim:
+    """Equal workflows, each reading and answering without a pause for as long: Jain's index of their tokens."""
+    count = 8
+    tell(f"{count} equal workflows for {scale.fair_s:g} s")
+    tokens = [0] * count
+
+    async def one(rt: Runtime, number: int, prompt: NDArray[np.int32]) -> None:
+        while True:
+            async with await rt.session(namespace=f"fair-{number}") as session:
+                for _ in range(4):
+                    tokens[number] += (await session.append(prompt)).prefilled
+                    async for _ in session.generate(SamplingParams(seed=number, max_tokens=32, ignore_eos=True)):
+                        tokens[number] += 1
+
+    async with open_runtime(model, policy=ONE_AT_A_TIME) as rt:
+        vocab = rt.facts.config.vocab_size if rt.facts.config else 1
+        prompts = np.random.default_rng(SEED).integers(0, vocab, (count, 64), dtype=np.int32)
+        with anyio.move_on_after(scale.fair_s):
+            async with anyio.create_task_group() as tasks:
+                for number, prompt in enumerate(prompts):
+                    tasks.start_soon(one, rt, number, prompt)
+    index = sum(tokens) ** 2 / (count * sum(one**2 for one in tokens))
+    detail = (
+        f"Jain's index of the tokens of {count} equal workflows in {scale.fair_s:g} s: {min(tokens)} to {max(tokens)}"
+    )
+    return Claim("fairness", index, "index", ">= 0.95", index >= 0.95, detail)
+
+
+async def _measure_delay(delays: list[float]) -> None:
+    while True:
+        due = anyio.current_time() + 0.01
+        await anyio.sleep_until(due)
+        delays.append(anyio.current_time() - due)
+
+
+def _forking_claims(cost: ForkCost, times: int) -> tuple[Claim, Claim]:
+    how = (
+        f"{times} forks of a session with Kimi K3's state at {TOKENS:,} tokens ({cost.state_bytes / 1e9:.2f} GB "
+        "reserved, its pages untouched)"
+    )
+    median_ms = 1e3 * cost.median_s
+    slowest = f"median; the slowest took {1e3 * cost.slowest_s:.2f} ms"
+    return (
+        Claim("fork_ms", median_ms, "ms", "<= 1", median_ms <= 1.0, f"{how}; {slowest}"),
+        Claim("fork_bytes", float(cost.added_bytes), "bytes", "= 0", cost.added_bytes == 0, how),
+    )
+
+
+async def _tool_wait(
+    model: Path, name: str, folder: Path, tokens: int, tell: Callable[[str], None]
+) -> tuple[Claim, dict[str, object]]:
+    """Moving one session out and back, against reading its tokens again."""
+    tell(f"a session of {tokens:,} tokens waits for a tool")
+    with tempfile.TemporaryDirectory(prefix="serai-bench-tool-", dir=folder) as store:
+        async with open_runtime(model, store=store, policy=ONE_AT_A_TIME) as rt:
+            vocab = rt.facts.config.vocab_size if rt.facts.config else 1
+            ids = np.random.default_rng(SEED).integers(0, vocab, tokens, dtype=np.int32)
+            session = await rt.session()
+            began_s = time.perf_counter()
+            await session.append(ids)
+            read_s = time.perf_counter() - began_s
+            before = await session.logits()
+            began_s = time.perf_counter()
+            moved = await session.demote()
+            out_s = time.perf_counter() - began_s
+            began_s = time.perf_counter()
+            after = await session.logits()
+            back_s = time.perf_counter() - began_s
+    same = moved and bool(np.array_equal(before, after))
+    cost = (out_s + back_s) / read_s
+    detail = (
+        f"{name}, {tokens:,} tokens: out in {1e3 * out_s:.0f} ms, back in {1e3 * back_s:.0f} ms, read in {read_s:.1f} s"
+        + ("" if same else "; BUT IT CAME BACK DIFFERENT")
+    )
+    row: dict[str, object] = {"part": "tool wait", "out_s": out_s, "back_s": back_s, "read_s": read_s}
+    return Claim("tool_wait_cost", cost, "of reading it again", "<= 0.01", same and cost <= 0.01, detail), row
