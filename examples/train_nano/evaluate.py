@@ -1,9 +1,8 @@
 """Recall by distance of an exported folder: `python -m examples.train_nano.evaluate FOLDER --distances 256 4096`.
 
 The training model is loaded with the exported (rounded, MXFP4) weights and reads prompt + right answer in one pass. A
-case counts as exact when every token of the answer sentence (and the `<|close|>` after it) is the likeliest one: that is the
-same as greedy decoding writing exactly this sentence. "value" asks it only of the value's tokens.
-"""
+case counts as exact when every token of the answer sentence (and the `<|close|>` after it) is the likeliest one:
+that is the same as greedy decoding writing exactly this sentence. "value" asks it only of the value's tokens.
 
 from __future__ import annotations
 
@@ -43,7 +42,8 @@ def table(
             exact, value = (sum(r[i] for r in results) / count for i in (0, 1))
             seconds = time.monotonic() - began
             print(
-                f"{task:16} {distance:6} tokens, {count:4} cases: value {value:.3f}, answer {exact:.3f} ({seconds:.0f} s)",
+                f"{task:16} {distance:6} tokens, {count:4} cases: "
+                f"value {value:.3f}, answer {exact:.3f} ({seconds:.0f} s)",
                 flush=True,
             )
 

@@ -121,7 +121,7 @@ class KDA(nn.Module):
     def _start_as_copying(self, rows: int) -> None:
         """Half of the heads start out recalling, and proposing, what followed the same three tokens before.
 
-        Their keys are made like their queries but one token late (same projection, same filter shifted by one tap), so the
+        Their keys are made like their queries but one token late (same projection, filter shifted by one tap), so the
         value written at a token is found again by the three tokens before it; what is read goes out as the embedding in
         reverse order, which is how `lm_head` starts (reversed, so that a token does not propose itself). Without this
         start, finding the arrangement is most of the training.

@@ -88,12 +88,12 @@ def test_gradients_of_the_chunked_and_of_the_compiled_kda_equal_those_of_the_def
     wanted = [x.double().requires_grad_() for x in inputs]
     o = step_by_step(*wanted)[0]
     o.square().sum().backward()
-    forms = [lambda *x: chunked(*x)[0]]
+    forms: list[Any] = [lambda *x: chunked(*x)[0]]
     if native.library() is not None:
         forms.append(native.recurrence)
     for form in forms:
         leaves = [x.clone().requires_grad_() for x in inputs]
-        got = form(*leaves)
+        got: Any = form(*leaves)
         got.square().sum().backward()
         assert relative(got, o) < 5e-6
         for leaf, want in zip(leaves, wanted, strict=True):
@@ -214,6 +214,7 @@ def test_evaluation_cases_put_the_fact_at_the_asked_distance_and_carry_the_value
 
 
 def test_a_neighbour_key_was_never_told() -> None:
-    rng, taken = Random(1), set()
+    rng = Random(1)
+    taken: set[tuple[str, str]] = set()
     told = [facts.random_fact(rng, taken) for _ in range(50)]
     assert all(facts.neighbour_key(rng, told, taken) not in {f.key for f in told} for _ in range(200))
