@@ -3,6 +3,7 @@
 The training model is loaded with the exported (rounded, MXFP4) weights and reads prompt + right answer in one pass. A
 case counts as exact when every token of the answer sentence (and the `<|close|>` after it) is the likeliest one:
 that is the same as greedy decoding writing exactly this sentence. "value" asks it only of the value's tokens.
+"""
 
 from __future__ import annotations
 

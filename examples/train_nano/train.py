@@ -60,7 +60,7 @@ def sequence_length(step: int, reached: int) -> int:
 
 
 def batch(seed: int, step: int, length: int, rank: int, tokenizer: NanoTokenizer) -> tuple[torch.Tensor, torch.Tensor]:
-    """ids [B, length + 1] and the weights of predicting them. Training seeds are under 2^48, held-out ones over 2^50."""
+    """ids [B, length + 1] and the weights of predicting each. Seeds are under 2^48, held-out ones over 2^50."""
     first = ((seed * 100_000_000 + step) * 4 + rank) * 64
     count = max(1, TOKENS_PER_STEP // length)
     rows = [training_row((first + row) % 2**48, length, tokenizer) for row in range(count)]
