@@ -26,7 +26,16 @@ from serai.kernels.amx import (
 )
 from serai.kernels.compile import inline, thin
 from serai.kernels.exact import pick, prefetch_ahead
-from serai.kernels.memory import f32_at, i32_at, scalar_f32_at, scalar_i32_at, store_at, store_scalar_f32_at, u8_at
+from serai.kernels.memory import (
+    f32_at,
+    i32_at,
+    prefetch,
+    scalar_f32_at,
+    scalar_i32_at,
+    store_at,
+    store_scalar_f32_at,
+    u8_at,
+)
 from serai.kernels.simd import fma, splat_f32, splat_i32, to_f32
 
 FAST_ROWS = 64
@@ -37,6 +46,7 @@ _SUM_BYTES = FAST_ROWS * 128
 _TILE_ROOM_BYTES = 2 * WEIGHT_TILE_BYTES + 4 * SUM_TILE_BYTES + 32 * TILE_ROWS + 128 if HAS_TILES else 0
 FAST_STATE_BYTES = _SUM_BYTES + _TILE_ROOM_BYTES
 """Stack for a group's running sums, two vectors of sixteen floats a row, and what the tile unit needs beside them."""
+_SCALES_AHEAD_BYTES = 512
 # Rows from which the tile unit is faster: it always takes sixteen.
 _TILE_LEAST = 12
 
@@ -98,6 +108,36 @@ def _one_row(
         block += pitch
     store_at(state, r0)
     store_at(state + 64, r1)
+
+
+@inline
+def packed_row(
+    chain: Any, unsigned: Any, scale: Any, sizes: Any, weights: Any, scales: Any, groups: int, x: Any
+) -> Any:
+    """Four blocks of outputs for row 0 of ``x``: four vectors of sixteen sums. Memory likes several streams."""
+    w0, w1, w2, w3 = weights
+    s0, s1, s2, s3 = scales
+    codes, x_scales, starts, pitch, _ = x
+    r0 = r1 = r2 = r3 = splat_f32(0.0)
+    for group in range(groups):
+        at, s, block = group * sizes[0], group * sizes[1], group * pitch
+        prefetch_ahead(w0 + at, sizes[0])
+        prefetch_ahead(w1 + at, sizes[0])
+        prefetch_ahead(w2 + at, sizes[0])
+        prefetch_ahead(w3 + at, sizes[0])
+        # Scales as far ahead as weights: a line of them serves several blocks, and one miss would stall them all.
+        prefetch(s0 + s + _SCALES_AHEAD_BYTES)
+        prefetch(s1 + s + _SCALES_AHEAD_BYTES)
+        prefetch(s2 + s + _SCALES_AHEAD_BYTES)
+        prefetch(s3 + s + _SCALES_AHEAD_BYTES)
+        start = splat_i32(scalar_i32_at(starts + 4 * block))
+        x_scale = splat_f32(scalar_f32_at(x_scales + 4 * block))
+        here = codes + 32 * block
+        r0 = fma(to_f32(chain(start, unsigned(w0 + at), here)), scale(s0 + s) * x_scale, r0)
+        r1 = fma(to_f32(chain(start, unsigned(w1 + at), here)), scale(s1 + s) * x_scale, r1)
+        r2 = fma(to_f32(chain(start, unsigned(w2 + at), here)), scale(s2 + s) * x_scale, r2)
+        r3 = fma(to_f32(chain(start, unsigned(w3 + at), here)), scale(s3 + s) * x_scale, r3)
+    return (r0, r1, r2, r3)
 
 
 @inline

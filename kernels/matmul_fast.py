@@ -9,7 +9,7 @@ from serai.kernels import mxfp4, q8, threads
 from serai.kernels.chains import dot_chain, stack_bytes, wide_dot_chain
 from serai.kernels.compile import inline, kernel, thin
 from serai.kernels.deal import deal, existing, put
-from serai.kernels.fast import FAST_ROWS, FAST_STATE_BYTES, packed_rows
+from serai.kernels.fast import FAST_ROWS, FAST_STATE_BYTES, packed_row, packed_rows
 from serai.kernels.matmul import check_columns
 from serai.kernels.matrix import Format, Matrix
 from serai.kernels.memory import addr, f32_at
@@ -33,18 +33,50 @@ def _q8_rows(weights: Any, scales: Any, groups: int, x: Any, count: int, state: 
 
 
 @thin
-def _task(task: int, some_rows: Any, sizes: Any, w: Any, outputs: int, groups: int, chunk: int, x: Any, y: Any) -> None:
-    """``chunk`` units of two distant blocks: ``x = (codes, scales, starts, rows)``, ``y = (address, pitch, add)``."""
+def _mxfp4_row(weights: Any, scales: Any, groups: int, x: Any) -> Any:
+    sizes = (mxfp4.BLOCK_BYTES, mxfp4.SCALE_BYTES)
+    return packed_row(dot_chain, mxfp4.block_weights, mxfp4.half_scales, sizes, weights, scales, groups, x)
+
+
+@thin
+def _q8_row(weights: Any, scales: Any, groups: int, x: Any) -> Any:
+    sizes = (q8.BLOCK_BYTES, q8.SCALE_BYTES)
+    return packed_row(wide_dot_chain, q8.block_weights, q8.block_scales, sizes, weights, scales, groups, x)
+
+
+@inline
+def _four(base: int, size: int, b0: int, b1: int, b2: int, b3: int) -> Any:
+    return (base + b0 * size, base + b1 * size, base + b2 * size, base + b3 * size)
+
+
+@thin
+def _task(
+    task: int, one_row: Any, some_rows: Any, sizes: Any, w: Any, outputs: int, groups: int, chunk: int, x: Any, y: Any
+) -> None:
+    """``chunk`` units of outputs; a unit is four (one row) or two (more rows) distant blocks.
+
+    ``x = (codes, scales, starts, rows)``, ``y = (address, row pitch, add)``.
+    """
     y_at, y_pitch, add = y
     codes, x_scales, starts, count = x
     blocks = (outputs + 15) // 16
-    apart = (blocks + 1) // 2
+    width = 4 if count == 1 else 2
+    apart = (blocks + width - 1) // width
+    block_bytes, scale_bytes = groups * sizes[0], groups * sizes[1]
     state = stack_bytes(FAST_STATE_BYTES)
     for b0 in range(task * chunk, min((task + 1) * chunk, apart)):
-        b1 = b0 + apart
-        r1 = existing(b1, blocks)
-        pair = (w[0] + b0 * groups * sizes[0], w[0] + r1 * groups * sizes[0])
-        scales = (w[1] + b0 * groups * sizes[1], w[1] + r1 * groups * sizes[1])
+        b1, b2, b3 = b0 + apart, b0 + 2 * apart, b0 + 3 * apart
+        r1, r2, r3 = existing(b1, blocks), existing(b2, blocks), existing(b3, blocks)
+        if count == 1:
+            streams, factors = _four(w[0], block_bytes, b0, r1, r2, r3), _four(w[1], scale_bytes, b0, r1, r2, r3)
+            v0, v1, v2, v3 = one_row(streams, factors, groups, (codes, x_scales, starts, 1, 0))
+            put(y_at + 64 * b0, v0, outputs - 16 * b0, add)
+            put(y_at + 64 * b1, v1, outputs - 16 * b1, add)
+            put(y_at + 64 * b2, v2, outputs - 16 * b2, add)
+            put(y_at + 64 * b3, v3, outputs - 16 * b3, add)
+            continue
+        pair = (w[0] + b0 * block_bytes, w[0] + r1 * block_bytes)
+        scales = (w[1] + b0 * scale_bytes, w[1] + r1 * scale_bytes)
         for row in range(0, count, FAST_ROWS):
             n = min(FAST_ROWS, count - row)
             source = (codes + 32 * row, x_scales + 4 * row, starts + 4 * row, count, 0)
@@ -57,12 +89,12 @@ def _task(task: int, some_rows: Any, sizes: Any, w: Any, outputs: int, groups: i
 
 @inline
 def _mxfp4_task(task: int, w: Any, outputs: int, groups: int, chunk: int, x: Any, y: Any) -> None:
-    _task(task, mxfp4_rows, (mxfp4.BLOCK_BYTES, mxfp4.SCALE_BYTES), w, outputs, groups, chunk, x, y)
+    _task(task, _mxfp4_row, mxfp4_rows, (mxfp4.BLOCK_BYTES, mxfp4.SCALE_BYTES), w, outputs, groups, chunk, x, y)
 
 
 @inline
 def _q8_task(task: int, w: Any, outputs: int, groups: int, chunk: int, x: Any, y: Any) -> None:
-    _task(task, _q8_rows, (q8.BLOCK_BYTES, q8.SCALE_BYTES), w, outputs, groups, chunk, x, y)
+    _task(task, _q8_row, _q8_rows, (q8.BLOCK_BYTES, q8.SCALE_BYTES), w, outputs, groups, chunk, x, y)
 
 
 @thin
@@ -71,8 +103,9 @@ def _product(
 ) -> None:
     """Deal one product; ``out_at = (column, whether to add)``."""
     groups, rows = x_scales.shape
-    units = ((outputs + 15) // 16 + 1) // 2
-    chunk, tasks, spread = deal(units, 2 * groups * block_bytes, rows)
+    width = 4 if rows == 1 else 2
+    units = ((outputs + 15) // 16 + width - 1) // width
+    chunk, tasks, spread = deal(units, width * groups * block_bytes, rows)
     x = (addr(codes, 0), addr(x_scales, 0), starts, rows)
     y = (addr(out, out_at[0]), 4 * out.shape[1], out_at[1])
     parallel_for(tasks, spread, body, (w, outputs, groups, chunk, x, y))

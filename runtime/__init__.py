@@ -10,30 +10,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from serai.runtime.contents import Appended
-    from serai.runtime.conversation import Chat
-    from serai.runtime.generation import Completion, FinishReason, Generation, Token
-    from serai.runtime.journal import Point
     from serai.runtime.models.open_model import Precision
     from serai.runtime.opening import open_runtime
     from serai.runtime.runtime import Runtime
-    from serai.runtime.sampling_params import SamplingParams
-    from serai.runtime.session import Session
+    from serai.runtime.sampling.params import SamplingParams
+    from serai.runtime.sessions.contents import Appended
+    from serai.runtime.sessions.conversation import Chat
+    from serai.runtime.sessions.generation import Completion, FinishReason, Generation, Token
+    from serai.runtime.sessions.journal import Point
+    from serai.runtime.sessions.session import Session
     from serai.runtime.status import Status
 
 _HOMES = {
-    "Appended": "contents",
-    "Chat": "conversation",
-    "Completion": "generation",
-    "FinishReason": "generation",
-    "Generation": "generation",
-    "Point": "journal",
+    "Appended": "sessions.contents",
+    "Chat": "sessions.conversation",
+    "Completion": "sessions.generation",
+    "FinishReason": "sessions.generation",
+    "Generation": "sessions.generation",
+    "Point": "sessions.journal",
     "Precision": "models.open_model",
     "Runtime": "runtime",
-    "SamplingParams": "sampling_params",
-    "Session": "session",
+    "SamplingParams": "sampling.params",
+    "Session": "sessions.session",
     "Status": "status",
-    "Token": "generation",
+    "Token": "sessions.generation",
     "open_runtime": "opening",
 }
 

@@ -23,14 +23,15 @@ import numpy as np
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from numpy.typing import NDArray
 
-from serai.runtime import conversation, opening
+from serai.runtime import opening
 from serai.runtime import runtime as runtimes
-from serai.runtime import session as sessions
 from serai.runtime.chat.reply import Event, Reply
-from serai.runtime.contents import Appended
-from serai.runtime.generation import Completion, FinishReason, Token
-from serai.runtime.journal import Point
-from serai.runtime.sampling_params import SamplingParams
+from serai.runtime.sampling.params import SamplingParams
+from serai.runtime.sessions import conversation
+from serai.runtime.sessions import session as sessions
+from serai.runtime.sessions.contents import Appended
+from serai.runtime.sessions.generation import Completion, FinishReason, Token
+from serai.runtime.sessions.journal import Point
 from serai.runtime.status import Status
 
 T = TypeVar("T")

@@ -13,10 +13,10 @@ import anyio.lowlevel
 import numpy as np
 from numpy.typing import NDArray
 
-from serai.runtime.admission import Admission, Reservation
 from serai.runtime.engine_thread import EngineThread
 from serai.runtime.errors import EngineFailed, SeraiError, ShuttingDown
-from serai.runtime.sampling import Sampled
+from serai.runtime.memory.admission import Admission, Reservation
+from serai.runtime.sampling.sample import Sampled
 from serai.runtime.scheduler import Limits, Ready, Share, plan
 from serai.runtime.state import Draft, State, StatePool
 from serai.runtime.step import AbortFlag, Draw, Segment, SegmentResult, StepEngine, StepPlan

@@ -14,7 +14,7 @@ from serai.kernels.threads import parallel_region
 from serai.runtime.errors import LogitsInvalid, SeraiError
 from serai.runtime.experts.access import Wait
 from serai.runtime.models.batch import Batch, Outputs, batch_of
-from serai.runtime.sampling import Sampled, TokenCounts, sample
+from serai.runtime.sampling.sample import Sampled, TokenCounts, sample
 from serai.runtime.state import page_view
 from serai.runtime.step import AbortFlag, Draw, Segment, SegmentResult, StepPlan, StepResult
 

@@ -11,21 +11,21 @@ import anyio.to_thread
 from serai.checkpoints.store import Store
 from serai.kernels import compile as kernels
 from serai.kernels.threads import set_threads
-from serai.runtime.byte_sizes import parse_bytes
 from serai.runtime.engine import Engine
 from serai.runtime.engine_thread import EngineThread
 from serai.runtime.errors import BadParameter
 from serai.runtime.experts.access import Experts
 from serai.runtime.experts.opening import whole_working_sets
 from serai.runtime.experts.streamed import StreamedExperts
-from serai.runtime.journal import Journal
-from serai.runtime.memory_limits import default_budget
-from serai.runtime.memory_plan import check_budget, plan_memory
+from serai.runtime.memory.byte_sizes import parse_bytes
+from serai.runtime.memory.limits import default_budget
+from serai.runtime.memory.plan import check_budget, plan_memory
 from serai.runtime.models.open_model import FoundModel, LoadedModel, Precision, find_model, load_model
 from serai.runtime.models.scratch import kernel_scratch_bytes
 from serai.runtime.runtime import ModelFacts, Runtime, running
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy, assemble
+from serai.runtime.sessions.journal import Journal
 from serai.runtime.state import StatePool
 from serai.runtime.status import ExpertStatus
 

@@ -11,18 +11,18 @@ import anyio.to_thread
 from serai.checkpoints.names import check_text, new_id
 from serai.checkpoints.nodes import NodeKind
 from serai.runtime.chat import ChatFormat, Message, chat_format_for
-from serai.runtime.conversation import Chat
 from serai.runtime.driver import Counters
 from serai.runtime.errors import SeraiError, SessionBusy, ShuttingDown
-from serai.runtime.events import Watcher
-from serai.runtime.holding import Holding
-from serai.runtime.journal import Point
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.services import Services
-from serai.runtime.session import Session
+from serai.runtime.sessions.conversation import Chat
+from serai.runtime.sessions.events import Watcher
+from serai.runtime.sessions.holding import Holding
+from serai.runtime.sessions.journal import Point
+from serai.runtime.sessions.session import Session
+from serai.runtime.sessions.turns import Timeline
 from serai.runtime.status import BudgetStatus, ExpertStatus, Status, WorkStatus
-from serai.runtime.tokenizer import Tokenizer
-from serai.runtime.turns import Timeline
+from serai.runtime.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,27 +7,27 @@ from weakref import WeakSet
 
 import anyio
 
-from serai.runtime.admission import Admission
-from serai.runtime.contents import need
 from serai.runtime.driver import Driver
 from serai.runtime.engine_thread import EngineThread
-from serai.runtime.events import EventFeed
-from serai.runtime.holding import Keeper
-from serai.runtime.journal import Journal
-from serai.runtime.ledger import check_holders
 from serai.runtime.loop_delay import LoopDelay
-from serai.runtime.prefixes import Prefixes
-from serai.runtime.residency import reclaim
-from serai.runtime.returning import Returning
-from serai.runtime.saver import Saver
+from serai.runtime.memory.admission import Admission
+from serai.runtime.memory.ledger import check_holders
+from serai.runtime.memory.residency import reclaim
 from serai.runtime.scheduler import Limits
+from serai.runtime.sessions.contents import need
+from serai.runtime.sessions.events import EventFeed
+from serai.runtime.sessions.holding import Keeper
+from serai.runtime.sessions.journal import Journal
+from serai.runtime.sessions.prefixes import Prefixes
+from serai.runtime.sessions.returning import Returning
+from serai.runtime.sessions.saver import Saver
 from serai.runtime.state import State, StatePool
 from serai.runtime.step import StepEngine
-from serai.runtime.tokenizer import Tokenizer
+from serai.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from serai.runtime.generation import Generation
-    from serai.runtime.session import Session
+    from serai.runtime.sessions.generation import Generation
+    from serai.runtime.sessions.session import Session
 
 
 @dataclass(frozen=True, slots=True)

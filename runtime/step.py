@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.runtime.errors import SeraiError
-from serai.runtime.sampling import Sampled, TokenCounts
-from serai.runtime.sampling_params import SamplingParams
+from serai.runtime.sampling.params import SamplingParams
+from serai.runtime.sampling.sample import Sampled, TokenCounts
 from serai.runtime.state import Draft, State
 
 

@@ -59,7 +59,7 @@ def test_nothing_is_at_the_top_level_but_what_was_agreed() -> None:
 def test_planning_needs_no_compiler() -> None:
     """`serai plan` and `--help` answer at once: neither numba nor the tokenizer library is imported."""
     code = (
-        "import sys; from serai.runtime.memory_plan import plan_memory; import serai.runtime.cli.main; "
+        "import sys; from serai.runtime.memory.plan import plan_memory; import serai.runtime.cli.main; "
         "print(sorted({'numba', 'llvmlite', 'tokenizers'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -68,7 +68,7 @@ def test_planning_needs_no_compiler() -> None:
 
 def test_the_readme_example_runs_as_printed(tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    code = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)[0]
     script = tmp_path / "example.py"
     script.write_text(code, encoding="utf-8")
     run = subprocess.run(

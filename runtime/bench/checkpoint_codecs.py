@@ -24,9 +24,9 @@ from serai.runtime.bench.checkpoint_states import QUICK_SCALE, filled, shape_at
 from serai.runtime.bench.recall_cases import cases
 from serai.runtime.bench.report import BenchFailed
 from serai.runtime.chat import chat_format_for
+from serai.runtime.checks.stepping import Stepper
 from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
 from serai.runtime.state import State, StatePool, fill, snapshot_of
-from serai.runtime.stepping import Stepper
 
 READ_TOKENS = 4096
 QUICK_READ_TOKENS = 512

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.checkpoints.snapshot import LatentPage, LatentType, PageIdentity, Snapshot, StateLayout, new_snapshot
-from serai.runtime.memory_limits import default_budget
+from serai.runtime.memory.limits import default_budget
 
 K3 = StateLayout(
     kda_shape=(69, 96, 128, 128),

@@ -10,13 +10,13 @@ from serai.checkpoints.names import new_id
 from serai.checkpoints.nodes import NodeKind
 from serai.checkpoints.snapshot import Fingerprint, LatentType, StateLayout
 from serai.runtime.engine_thread import EngineThread
-from serai.runtime.holding import Holding
-from serai.runtime.journal import Journal
 from serai.runtime.services import Services, assemble
-from serai.runtime.session import Session
+from serai.runtime.sessions.holding import Holding
+from serai.runtime.sessions.journal import Journal
+from serai.runtime.sessions.session import Session
+from serai.runtime.sessions.turns import Span, Timeline
 from serai.runtime.state import StatePool
 from serai.runtime.step import StepPlan, StepResult
-from serai.runtime.turns import Span, Timeline
 
 K3_STATE = StateLayout(
     kda_shape=(69, 96, 128, 128),

@@ -17,10 +17,10 @@ from serai.kernels.compile import warm
 from serai.kernels.threads import threads
 from serai.runtime.bench.mid import MidModel, cached_mid_model, largest_that_fits, with_layers
 from serai.runtime.bench.report import Claim, Report
-from serai.runtime.memory_limits import default_budget
+from serai.runtime.checks.stepping import Stepper
+from serai.runtime.memory.limits import default_budget
 from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
 from serai.runtime.state import State, StatePool, page_view, session_bytes
-from serai.runtime.stepping import Stepper
 
 SESSIONS = (1, 4, 8, 16)
 CONTEXTS = (0, 4_096, 32_768, 131_072)

@@ -18,9 +18,9 @@ from serai.runtime.bench.recall_cases import Case, cases
 from serai.runtime.bench.report import BenchFailed, Claim, Report
 from serai.runtime.chat import ChatFormat, chat_format_for
 from serai.runtime.chat.k3_tags import CLOSE
+from serai.runtime.checks.stepping import Stepper
 from serai.runtime.models.open_model import FoundModel, Precision, find_model, load_model
 from serai.runtime.state import State, StatePool, fill, snapshot_of
-from serai.runtime.stepping import Stepper
 
 STEP_ROWS = 256
 LEFT_LATENTS = 4

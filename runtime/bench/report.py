@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from serai.checkpoints.errors import SeraiError
-from serai.runtime.machine import machine
+from serai.runtime.checks.machine import machine
 
 
 class BenchFailed(SeraiError):

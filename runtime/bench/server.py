@@ -20,7 +20,7 @@ from serai.runtime.bench.report import BenchFailed, Claim, Report
 from serai.runtime.bench.tiny import cached_tiny_model
 from serai.runtime.opening import open_runtime
 from serai.runtime.runtime import Runtime
-from serai.runtime.sampling_params import SamplingParams
+from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.server.app import serving
 from serai.runtime.server.options import ServerOptions
 from serai.runtime.server.running import listen, run_app

@@ -23,9 +23,9 @@ from serai.runtime.bench.resident import forget_peak, give_back_freed, peak_resi
 from serai.runtime.bench.small_model import small_model
 from serai.runtime.opening import open_runtime
 from serai.runtime.runtime import Runtime
-from serai.runtime.sampling_params import SamplingParams
+from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.services import Policy
-from serai.runtime.session import Session
+from serai.runtime.sessions.session import Session
 
 SEED = 5
 ONE_AT_A_TIME = Policy(reuse=False)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from serai.runtime.bench.report import BenchFailed, Claim, Report
 from serai.runtime.bench.tiny import cached_tiny_model
-from serai.runtime.tokenizer import Tokenizer
+from serai.runtime.text.tokenizer import Tokenizer
 
 WARM_LIMIT_S = 3.0
 WARM_RUNS = 5

@@ -7,9 +7,9 @@ from typing import Any
 from tokenizers import trainers
 
 from serai.runtime.bench.tiny_text import TINY_TEXT
-from serai.runtime.byte_bpe import ALPHABET, kimi_splitter
 from serai.runtime.models.config import ModelFamily
-from serai.runtime.tokenizer_json import JSON_NAME
+from serai.runtime.text.byte_bpe import ALPHABET, kimi_splitter
+from serai.runtime.text.tokenizer_json import JSON_NAME
 
 CONTROL_SLOTS = 256
 LEAST_VOCABULARY = 256 + CONTROL_SLOTS

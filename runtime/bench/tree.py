@@ -20,7 +20,7 @@ from serai.runtime.bench.report import BenchFailed, Claim, Report
 from serai.runtime.bench.small_model import small_model
 from serai.runtime.opening import open_runtime
 from serai.runtime.runtime import Runtime
-from serai.runtime.sampling_params import SamplingParams
+from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.services import Policy
 
 SEED = 7

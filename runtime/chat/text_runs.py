@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from serai.runtime.chat.segments import Tokenizer
-from serai.runtime.detokenizer import Detokenizer
+from serai.runtime.text.detokenizer import Detokenizer
 
 
 class TextRun:

@@ -28,7 +28,7 @@ from serai.runtime.cli.sampling_options import (
 )
 
 if TYPE_CHECKING:
-    from serai.runtime.sampling_params import SamplingParams
+    from serai.runtime.sampling.params import SamplingParams
 
 NANO = "nano"
 """This model saw little thinking in its training, so it doesn't think unless told to."""
@@ -82,7 +82,7 @@ def chat(
 
         from serai.runtime.cli.interrupts import leave_at_once, leaving_at_once
         from serai.runtime.errors import BadParameter
-        from serai.runtime.sampling_params import SamplingParams
+        from serai.runtime.sampling.params import SamplingParams
 
         if system is not None and resume is not None:
             raise BadParameter("--system is for new conversations, and --resume goes on with one; give one of the two")

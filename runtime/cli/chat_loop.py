@@ -16,11 +16,11 @@ from serai.checkpoints.store import Store
 from serai.runtime.cli.chat_commands import HELP, Command, Say, Verb, read_line
 from serai.runtime.cli.chat_interrupts import ChatInterrupts
 from serai.runtime.cli.reply_writer import ReplyWriter, printable
-from serai.runtime.conversation import Chat, ReplyStream
 from serai.runtime.errors import SeraiError
-from serai.runtime.generation import FinishReason
 from serai.runtime.runtime import Runtime
-from serai.runtime.sampling_params import SamplingParams
+from serai.runtime.sampling.params import SamplingParams
+from serai.runtime.sessions.conversation import Chat, ReplyStream
+from serai.runtime.sessions.generation import FinishReason
 
 LABEL = "serai chat"
 

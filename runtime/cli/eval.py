@@ -33,8 +33,8 @@ def evaluate_model(
     """Write prefill, decode and step logits [T, V], greedy tokens, and the state after T tokens. Fails unless the three
     logits are equal bit for bit."""
     with reporting(as_json=as_json) as output:
+        from serai.runtime.checks.evaluation import checked_tokens, evaluate, first_difference
         from serai.runtime.cli.opening import open_model
-        from serai.runtime.evaluation import checked_tokens, evaluate, first_difference
 
         ids = _read_tokens(tokens)
         _check_writable(out)

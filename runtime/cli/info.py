@@ -13,9 +13,9 @@ def info(as_json: Json = False) -> None:
         from serai.kernels.compile import kernels
         from serai.kernels.cpu import available_paths
         from serai.kernels.threads import layer
+        from serai.runtime.checks.machine import machine
         from serai.runtime.errors import BadParameter
-        from serai.runtime.machine import machine
-        from serai.runtime.memory_limits import default_budget
+        from serai.runtime.memory.limits import default_budget
 
         here = machine()
         folder = cache_folder()

@@ -75,8 +75,8 @@ def open_model(name: str, *, precision: str, budget: str | None, threads: int | 
     """A loaded model, ready kernels and no sessions. Refuses a budget that is too small before anything is loaded."""
     from serai.kernels import compile as kernels
     from serai.kernels.threads import set_threads
-    from serai.runtime.byte_sizes import parse_bytes
-    from serai.runtime.memory_limits import default_budget
+    from serai.runtime.memory.byte_sizes import parse_bytes
+    from serai.runtime.memory.limits import default_budget
     from serai.runtime.models.open_model import Precision, find_model, load_model
     from serai.runtime.opening import expert_slots
     from serai.runtime.scheduler import Limits

@@ -10,8 +10,8 @@ from serai.runtime.cli.options import Budget, Json, Precision, PrecisionName
 from serai.runtime.cli.output import bytes_text, pairs, reporting, table
 
 if TYPE_CHECKING:
-    from serai.runtime.memory_limits import DefaultBudget
-    from serai.runtime.memory_plan import ByLatents, MemoryPlan
+    from serai.runtime.memory.limits import DefaultBudget
+    from serai.runtime.memory.plan import ByLatents, MemoryPlan
     from serai.runtime.models.config import ModelConfig
     from serai.runtime.models.safetensors_files import CheckpointFiles
 
@@ -29,8 +29,8 @@ def plan(
 ) -> None:
     """Show what a model and its sessions take in memory. A budget that is too small is an error, as it is for run."""
     from serai.checkpoints.snapshot import LatentType
-    from serai.runtime.byte_sizes import parse_bytes
-    from serai.runtime.memory_plan import DEFAULT_CONTEXT_TOKENS, check_budget, plan_memory, sessions_that_fit
+    from serai.runtime.memory.byte_sizes import parse_bytes
+    from serai.runtime.memory.plan import DEFAULT_CONTEXT_TOKENS, check_budget, plan_memory, sessions_that_fit
 
     with reporting(as_json=as_json) as out:
         latents = LatentType.FLOAT32 if precision is PrecisionName.EXACT else LatentType.BFLOAT16
@@ -94,7 +94,7 @@ def _read(path: str) -> "tuple[ModelConfig, CheckpointFiles | None]":
 def _default_budget() -> "DefaultBudget | None":
     """None where the system doesn't say how much memory is free; only opening a model has to know."""
     from serai.runtime.errors import BadParameter
-    from serai.runtime.memory_limits import default_budget
+    from serai.runtime.memory.limits import default_budget
 
     try:
         return default_budget()

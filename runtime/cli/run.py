@@ -30,11 +30,11 @@ from serai.runtime.cli.sampling_options import (
 from serai.runtime.cli.status_line import StatusLine
 
 if TYPE_CHECKING:
-    from serai.runtime.generation import Token
-    from serai.runtime.journal import Point
     from serai.runtime.runtime import Runtime
-    from serai.runtime.sampling_params import SamplingParams
-    from serai.runtime.session import Session
+    from serai.runtime.sampling.params import SamplingParams
+    from serai.runtime.sessions.generation import Token
+    from serai.runtime.sessions.journal import Point
+    from serai.runtime.sessions.session import Session
 
 
 def run(
@@ -73,7 +73,7 @@ def run(
         import anyio
 
         from serai.runtime.cli.interrupts import exit_code, leaving_at_once
-        from serai.runtime.sampling_params import SamplingParams
+        from serai.runtime.sampling.params import SamplingParams
 
         params = SamplingParams(
             max_tokens=max_tokens,

@@ -11,7 +11,7 @@ from serai.runtime.cli.options import Budget, Json, Model, Precision, PrecisionN
 from serai.runtime.cli.output import FAILED, reporting, table
 
 if TYPE_CHECKING:
-    from serai.runtime.selfcheck import Promise
+    from serai.runtime.checks.selfcheck import Promise
 
 
 def selfcheck(
@@ -25,8 +25,8 @@ def selfcheck(
     promise was not kept in all of its cases."""
     with reporting(as_json=as_json) as out:
         from serai.kernels.threads import threads as usual
+        from serai.runtime.checks.selfcheck import selfcheck as check
         from serai.runtime.cli.opening import open_model
-        from serai.runtime.selfcheck import selfcheck as check
 
         # One of the promises compares one thread with several, also where there is a single core.
         at_least_two = max(2, threads or usual())

@@ -83,7 +83,7 @@ def gc(
     Tagged points keep their state, and the last of each session goes by --max-size alone. Without options only what
     killed saves left is removed."""
     from serai.checkpoints.gc import GcPolicy, collect
-    from serai.runtime.byte_sizes import parse_bytes
+    from serai.runtime.memory.byte_sizes import parse_bytes
 
     with reporting(as_json=as_json) as out, open_to_change(store) as opened:
         policy = GcPolicy(

@@ -8,7 +8,7 @@ from serai.runtime.experts.cache import aligned_bytes
 from serai.runtime.experts.calibrate import TRIED, calibrate
 from serai.runtime.experts.source import open_source
 from serai.runtime.experts.streamed import StreamedExperts
-from serai.runtime.memory_plan import READING_RECORDS
+from serai.runtime.memory.plan import READING_RECORDS
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.models.safetensors_files import CheckpointFiles
 

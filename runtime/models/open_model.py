@@ -23,7 +23,7 @@ from serai.runtime.models.tensor_check import check_tensors
 from serai.runtime.models.tensor_table import find_prefix
 from serai.runtime.models.weight_identity import weight_identity
 from serai.runtime.models.weights import load_weights
-from serai.runtime.tokenizer import Tokenizer
+from serai.runtime.text.tokenizer import Tokenizer
 
 
 class Precision(Enum):

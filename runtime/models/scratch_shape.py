@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from serai.runtime.memory_weights import padded_rows
+from serai.runtime.memory.weights import padded_rows
 from serai.runtime.models.config import LayerKind, ModelConfig
 
 

@@ -13,7 +13,7 @@ from serai.runtime.monitor.source import Action, ActionKind, ActionRefused, Outc
 if TYPE_CHECKING:
     from serai.checkpoints.store import Store
     from serai.runtime.runtime import Runtime
-    from serai.runtime.session import Session
+    from serai.runtime.sessions.session import Session
 
 
 async def act(

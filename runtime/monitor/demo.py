@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from serai.runtime.attention_memory import AttentionCost, kv_token_bytes, latent_token_bytes
-from serai.runtime.events import EventKind, SessionEvent, Watcher
+from serai.runtime.memory.attention import AttentionCost, kv_token_bytes, latent_token_bytes
 from serai.runtime.monitor.source import Action, ActionKind, ActionRefused, Outcome
+from serai.runtime.sessions.events import EventKind, SessionEvent, Watcher
 from serai.runtime.status import BudgetStatus, ExpertStatus, SessionStatus, Status, WorkStatus
 
 FIXED_BYTES = 20 * 32 * 128 * 128 * 4

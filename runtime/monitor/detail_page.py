@@ -1,7 +1,7 @@
 """One session: its figures, what it would cost elsewhere, its memory over time and what happened to it."""
 
-from serai.runtime.attention_memory import PUBLISHED
 from serai.runtime.cli.output import bytes_text
+from serai.runtime.memory.attention import PUBLISHED
 from serai.runtime.monitor.figures import bar, counted, plot, rate_text, sparkline
 from serai.runtime.monitor.model import Model
 from serai.runtime.monitor.page import Page, page_of

@@ -9,12 +9,12 @@ from urllib.parse import quote
 
 import httpx
 
-from serai.runtime.attention_memory import AttentionCost
 from serai.runtime.errors import BadParameter
-from serai.runtime.events import SessionEvent
+from serai.runtime.memory.attention import AttentionCost
 from serai.runtime.monitor.files import new_file
 from serai.runtime.monitor.reading import StatusUnreadable, comparison_from_json, event_from_json, status_from_json
 from serai.runtime.monitor.source import Action, ActionRefused, Outcome, SourceUnreachable
+from serai.runtime.sessions.events import SessionEvent
 from serai.runtime.status import Status
 
 TIMEOUT_S = 5.0

@@ -4,11 +4,11 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serai.runtime.attention_memory import AttentionCost, alternatives
 from serai.runtime.errors import SeraiError
-from serai.runtime.events import SessionEvent
+from serai.runtime.memory.attention import AttentionCost, alternatives
 from serai.runtime.monitor import acting
 from serai.runtime.monitor.source import Action, ActionRefused, Outcome
+from serai.runtime.sessions.events import SessionEvent
 from serai.runtime.status import Status
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from serai.runtime.attention_memory import AttentionCost
-from serai.runtime.events import EventKind, SessionEvent
+from serai.runtime.memory.attention import AttentionCost
 from serai.runtime.monitor.history import History
 from serai.runtime.monitor.tree import PAUSED, Order, Row, Showing, rows
+from serai.runtime.sessions.events import EventKind, SessionEvent
 from serai.runtime.status import SessionStatus, Status
 
 KEPT_LOG = 2_000

@@ -10,9 +10,9 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from serai.runtime.attention_memory import AttentionCost
 from serai.runtime.errors import SeraiError
-from serai.runtime.events import EventKind, SessionEvent
+from serai.runtime.memory.attention import AttentionCost
+from serai.runtime.sessions.events import EventKind, SessionEvent
 from serai.runtime.status import BudgetStatus, ExpertStatus, SessionStatus, Status, WorkStatus
 
 T = TypeVar("T")

@@ -12,9 +12,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
-from serai.runtime.attention_memory import AttentionCost
 from serai.runtime.errors import BadParameter, SeraiError
-from serai.runtime.events import SessionEvent
+from serai.runtime.memory.attention import AttentionCost
+from serai.runtime.sessions.events import SessionEvent
 from serai.runtime.status import Status
 
 

@@ -10,7 +10,7 @@ from blake3 import blake3
 from serai.runtime.chat import NO_NOTES, ImagePart, Message, Notes, ToolCall, read_tools
 from serai.runtime.chat.conversation import runs
 from serai.runtime.errors import BadParameter
-from serai.runtime.sampling_params import SamplingParams
+from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.server.errors import invalid
 from serai.runtime.server.fields import Fields, kind_of, strings
 from serai.runtime.server.forcing import MustCall, checked

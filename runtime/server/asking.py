@@ -12,8 +12,6 @@ import numpy as np
 
 from serai.checkpoints.names import new_id
 from serai.runtime.chat import NO_NOTES, Cursor, Message, Segment
-from serai.runtime.contents import ENCODE_INLINE_CHARACTERS
-from serai.runtime.conversation import CURSOR_KEY, REPLY_KEY, call_ids
 from serai.runtime.server.ask import Ask, chain_after, chain_start, chains
 from serai.runtime.server.errors import invalid
 from serai.runtime.server.forcing import Forcing
@@ -21,7 +19,9 @@ from serai.runtime.server.gate import Gates
 from serai.runtime.server.places import Ending, Place, Tokens
 from serai.runtime.server.sessions import Sessions
 from serai.runtime.server.writing import Writer
-from serai.runtime.session import Session
+from serai.runtime.sessions.contents import ENCODE_INLINE_CHARACTERS
+from serai.runtime.sessions.conversation import CURSOR_KEY, REPLY_KEY, call_ids
+from serai.runtime.sessions.session import Session
 
 log = logging.getLogger(__name__)
 

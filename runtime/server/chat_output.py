@@ -9,13 +9,13 @@ import anyio
 
 from serai.runtime.chat import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallBegin
 from serai.runtime.chat.messages import ToolCall
-from serai.runtime.generation import Token
 from serai.runtime.server.asking import Asked, Usage
 from serai.runtime.server.chat_request import ChatRequest
 from serai.runtime.server.gate import Gates
 from serai.runtime.server.streams import Emit
 from serai.runtime.server.writing import Piece, Writer
-from serai.runtime.tokenizer import Tokenizer
+from serai.runtime.sessions.generation import Token
+from serai.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from serai.runtime.server.service import Service

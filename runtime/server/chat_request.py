@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serai.runtime.chat import read_messages
-from serai.runtime.sampling_params import MAX_LOGPROBS
+from serai.runtime.sampling.params import MAX_LOGPROBS
 from serai.runtime.server.ask import (
     LARGEST,
     MAX_CHOICES,

@@ -13,8 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from serai.checkpoints.names import new_id
-from serai.runtime.generation import FinishReason, Token
-from serai.runtime.sampling_params import SamplingParams
+from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.server.ask import LARGEST, MAX_CHOICES, read_params, read_stops
 from serai.runtime.server.asking import Usage
 from serai.runtime.server.chat_output import usage_json
@@ -23,7 +22,8 @@ from serai.runtime.server.fields import Fields
 from serai.runtime.server.requests import namespace_of, read_body
 from serai.runtime.server.service import Service
 from serai.runtime.server.streams import Emit, whole
-from serai.runtime.session import Session
+from serai.runtime.sessions.generation import FinishReason, Token
+from serai.runtime.sessions.session import Session
 
 DEFAULT_TOKENS = 16
 """What OpenAI generates here when nothing is said."""

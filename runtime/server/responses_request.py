@@ -6,7 +6,7 @@ from typing import Any
 
 from serai.checkpoints.names import is_id, new_id
 from serai.runtime.chat import Message, PromptInvalid
-from serai.runtime.sampling_params import MAX_LOGPROBS
+from serai.runtime.sampling.params import MAX_LOGPROBS
 from serai.runtime.server.ask import (
     LARGEST,
     Ask,

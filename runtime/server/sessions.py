@@ -19,15 +19,15 @@ from serai.checkpoints.names import is_id, new_id
 from serai.checkpoints.nodes import NodeKind, NodeRecord
 from serai.checkpoints.store import Store
 from serai.runtime.chat import ChatFormat
-from serai.runtime.conversation import CURSOR_KEY
 from serai.runtime.driver import Counters
 from serai.runtime.errors import SeraiError, SessionGone
-from serai.runtime.random import child_branch
 from serai.runtime.runtime import Runtime
+from serai.runtime.sampling.random import child_branch
 from serai.runtime.server.catalogue import Catalogue, Known
 from serai.runtime.server.errors import response_not_found
 from serai.runtime.server.places import NOTHING, Ending, Place, Tokens
-from serai.runtime.session import Session
+from serai.runtime.sessions.conversation import CURSOR_KEY
+from serai.runtime.sessions.session import Session
 
 log = logging.getLogger(__name__)
 

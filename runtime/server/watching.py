@@ -10,7 +10,6 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from serai.runtime.errors import SeraiError
-from serai.runtime.events import SessionEvent
 from serai.runtime.monitor import acting
 from serai.runtime.monitor.in_process import InProcess
 from serai.runtime.monitor.source import Action, ActionKind, ActionRefused
@@ -18,6 +17,7 @@ from serai.runtime.server.errors import ApiError
 from serai.runtime.server.requests import namespace_of, read_body
 from serai.runtime.server.service import Service
 from serai.runtime.server.streams import Emit, error_response
+from serai.runtime.sessions.events import SessionEvent
 
 FROM_STORE = (ActionKind.RESUME, ActionKind.DELETE)
 """What can be done to a session that is not live."""

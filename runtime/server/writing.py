@@ -19,13 +19,13 @@ from serai.runtime.chat import (
     collect,
 )
 from serai.runtime.errors import OutOfBudget
-from serai.runtime.generation import FinishReason, Token
-from serai.runtime.sampling_params import SamplingParams
+from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.server.forcing import Forcing
 from serai.runtime.server.gate import Gates
 from serai.runtime.server.places import Tokens
-from serai.runtime.session import Session
-from serai.runtime.stops import StopMatcher
+from serai.runtime.sessions.generation import FinishReason, Token
+from serai.runtime.sessions.session import Session
+from serai.runtime.text.stops import StopMatcher
 
 
 class Finish(Enum):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokenizers import Regex, pre_tokenizers
 
-from serai.runtime.byte_bpe import KIMI_PATTERN, to_alphabet
+from serai.runtime.text.byte_bpe import KIMI_PATTERN, to_alphabet
 
 FOLDER = Path(__file__).parent / "small_tokenizer"
 TOKENS = 640

@@ -10,10 +10,10 @@ from serai.checkpoints.snapshot import Fingerprint
 from serai.checkpoints.store import Store
 from serai.runtime.engine import Engine
 from serai.runtime.engine_thread import EngineThread
-from serai.runtime.journal import Journal
 from serai.runtime.runtime import ModelFacts, Runtime, running
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy, assemble
+from serai.runtime.sessions.journal import Journal
 from serai.runtime.state import StatePool
 from tests.runtime.scripted import LAYOUT, VOCAB, ScriptedModel
 

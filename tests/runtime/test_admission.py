@@ -12,7 +12,7 @@ import pytest
 from serai.checkpoints.store import Store
 from serai.runtime import FinishReason, Runtime, SamplingParams
 from serai.runtime.errors import OutOfBudget
-from serai.runtime.residency import Idle, Tier, value_of_moving, victims
+from serai.runtime.memory.residency import Idle, Tier, value_of_moving, victims
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
 from serai.runtime.state import Part, part_bytes, session_bytes

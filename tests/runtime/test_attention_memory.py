@@ -2,7 +2,7 @@
 
 import pytest
 
-from serai.runtime.attention_memory import PUBLISHED, alternatives, kv_token_bytes
+from serai.runtime.memory.attention import PUBLISHED, alternatives, kv_token_bytes
 from serai.runtime.models.config import load_config
 from tests.runtime.models.small_checkpoints import DATA
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from serai.runtime.byte_sizes import parse_bytes
 from serai.runtime.errors import BadParameter
+from serai.runtime.memory.byte_sizes import parse_bytes
 
 
 @pytest.mark.parametrize(

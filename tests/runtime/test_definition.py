@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from serai.runtime.bench.tiny import TinyModel, write_tiny_model
-from serai.runtime.evaluation import WAYS, evaluate
+from serai.runtime.checks.evaluation import WAYS, evaluate
 from serai.runtime.models.open_model import Precision, find_model, load_model
 from tests.kernels.naive_model import Model, load
 from tests.runtime.odd_models import odd_shapes

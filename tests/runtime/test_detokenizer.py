@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serai.runtime.detokenizer import Detokenizer
+from serai.runtime.text.detokenizer import Detokenizer
 
 TRICKY = st.lists(st.sampled_from(bytes.fromhex("20 41 80 82 90 a0 bf c2 e0 e2 ed ee f0 f4 f5 ff")), max_size=24)
 

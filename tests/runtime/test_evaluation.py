@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from serai.checkpoints.snapshot import LatentType
+from serai.runtime.checks.evaluation import WAYS, evaluate, first_difference
 from serai.runtime.errors import BadParameter
-from serai.runtime.evaluation import WAYS, evaluate, first_difference
 from serai.runtime.models.config import LayerKind
 from tests.runtime.fake_model import Flaw, loaded_fake
 

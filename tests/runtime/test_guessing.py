@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from serai.runtime import Runtime, SamplingParams
-from serai.runtime.guessing import MOST_GUESSES, REST_TOKENS, Guesser
+from serai.runtime.sampling.guessing import MOST_GUESSES, REST_TOKENS, Guesser
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
 from tests.runtime.fake_runtime import fake_runtime

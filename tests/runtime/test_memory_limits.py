@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from serai.runtime.errors import BadParameter
-from serai.runtime.memory_limits import LEAST_RESERVE_BYTES, default_budget, over_room
+from serai.runtime.memory.limits import LEAST_RESERVE_BYTES, default_budget, over_room
 
 GIB = 2**30
 

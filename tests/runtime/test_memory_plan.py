@@ -7,8 +7,8 @@ import pytest
 
 from serai.checkpoints.snapshot import LatentType
 from serai.runtime.errors import BadParameter, BudgetTooSmall, WeightsInvalid
-from serai.runtime.memory_plan import READING_RECORDS, MemoryPlan, check_budget, plan_memory, sessions_that_fit
-from serai.runtime.memory_weights import expert_record_bytes, held_bytes
+from serai.runtime.memory.plan import READING_RECORDS, MemoryPlan, check_budget, plan_memory, sessions_that_fit
+from serai.runtime.memory.weights import expert_record_bytes, held_bytes
 from serai.runtime.models.config import ModelConfig, load_config, parse_config
 from serai.runtime.models.safetensors_files import CheckpointFiles
 from serai.runtime.models.scratch_shape import ScratchShape

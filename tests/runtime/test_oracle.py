@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from serai.runtime.evaluation import evaluate
+from serai.runtime.checks.evaluation import evaluate
 from serai.runtime.models.open_model import Precision, find_model, load_model
 from tests.shared import shared
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serai.runtime.errors import BadParameter
-from serai.runtime.random import ROOT_BRANCH, child_branch, fresh_seed, philox, uniform
+from serai.runtime.sampling.random import ROOT_BRANCH, child_branch, fresh_seed, philox, uniform
 
 WORDS = st.integers(0, 2**32 - 1)
 HALVES = st.integers(0, 2**64 - 1)

@@ -11,9 +11,9 @@ from serai.checkpoints.snapshot import LatentType
 from serai.kernels import compile as kernels
 from serai.runtime import SamplingParams, Session, open_runtime
 from serai.runtime.bench.tiny import TINY_K3, TINY_LINEAR, write_tiny_model
+from serai.runtime.checks.stepping import Stepper
 from serai.runtime.models.open_model import Precision, find_model, load_model
 from serai.runtime.state import StatePool, fill, kda_view, snapshot_of
-from serai.runtime.stepping import Stepper
 from tests.kernels.naive_model import Model, load
 
 pytestmark = pytest.mark.anyio

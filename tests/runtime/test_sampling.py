@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from serai.runtime import sampling
 from serai.runtime.errors import BadParameter, LogitsInvalid
-from serai.runtime.random import child_branch, uniform
-from serai.runtime.sampling import Sampled, TokenCounts, sample
-from serai.runtime.sampling_params import SamplingParams
+from serai.runtime.sampling import sample as sampling
+from serai.runtime.sampling.params import SamplingParams
+from serai.runtime.sampling.random import child_branch, uniform
+from serai.runtime.sampling.sample import Sampled, TokenCounts, sample
 
 NOTHING = TokenCounts(0)
 GREEDY = SamplingParams(temperature=0.0)

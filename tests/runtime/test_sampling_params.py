@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serai.runtime.errors import BadParameter
-from serai.runtime.sampling_params import MAX_STOPS, SamplingParams
+from serai.runtime.sampling.params import MAX_STOPS, SamplingParams
 
 
 @pytest.mark.parametrize("value", [10**18 * 10, 0, -1, True, "5", 2.0, 1e18, None, math.nan])

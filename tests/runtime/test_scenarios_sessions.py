@@ -19,10 +19,10 @@ from serai.runtime.errors import (
     SessionGone,
     ShuttingDown,
 )
-from serai.runtime.events import EventKind
-from serai.runtime.residency import Tier
+from serai.runtime.memory.residency import Tier
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
+from serai.runtime.sessions.events import EventKind
 from serai.runtime.state import Part, page_view, part_bytes, session_bytes
 from tests.runtime.fake_runtime import fake_runtime
 from tests.runtime.scripted import LAYOUT, ScriptedModel, hash_of, logits_of

@@ -6,9 +6,9 @@ import pytest
 
 from serai.checkpoints.snapshot import LatentType
 from serai.runtime.bench.tiny import write_tiny_model
+from serai.runtime.checks.selfcheck import Promise, selfcheck
 from serai.runtime.errors import OutOfBudget
 from serai.runtime.models.open_model import Precision, find_model, load_model
-from serai.runtime.selfcheck import Promise, selfcheck
 from serai.runtime.state import session_bytes
 from tests.runtime.fake_model import Flaw, loaded_fake
 from tests.runtime.odd_models import odd_shapes

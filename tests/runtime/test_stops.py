@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serai.runtime.errors import BadParameter
-from serai.runtime.stops import StopMatcher
+from serai.runtime.text.stops import StopMatcher
 
 SMALL = st.text("abé", max_size=24)
 STOPS = st.lists(st.text("abé", min_size=1, max_size=5), max_size=4)

@@ -8,11 +8,11 @@ import pytest
 
 from serai.runtime import SamplingParams, open_runtime
 from serai.runtime.bench.tiny import TINY_K3, TINY_LINEAR, TinyModel, write_tiny_model
+from serai.runtime.checks.evaluation import WAYS, evaluate
 from serai.runtime.errors import BudgetTooSmall, SeraiError
-from serai.runtime.evaluation import WAYS, evaluate
 from serai.runtime.experts.errors import ExpertUnreadable
 from serai.runtime.experts.streamed import StreamedExperts
-from serai.runtime.memory_plan import plan_memory
+from serai.runtime.memory.plan import plan_memory
 from serai.runtime.models.open_model import Precision, find_model, load_model
 from serai.runtime.models.scratch import kernel_scratch_bytes
 from serai.runtime.opening import LEAST_CONTEXT_TOKENS

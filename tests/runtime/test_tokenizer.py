@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
-from serai.runtime.byte_bpe import KIMI_PATTERN, from_alphabet, to_alphabet
 from serai.runtime.errors import BadParameter, WeightsInvalid
-from serai.runtime.tiktoken_ranks import derive_merges, read_ranks
-from serai.runtime.tokenizer import PIECE_CHARS, RUN_CHARS, Tokenizer, chop
+from serai.runtime.text.byte_bpe import KIMI_PATTERN, from_alphabet, to_alphabet
+from serai.runtime.text.tiktoken_ranks import derive_merges, read_ranks
+from serai.runtime.text.tokenizer import PIECE_CHARS, RUN_CHARS, Tokenizer, chop
 from tests.data import make_small_tokenizer as maker
 from tests.shared import shared
 

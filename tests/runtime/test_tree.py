@@ -8,9 +8,9 @@ import pytest
 
 from serai.runtime import Session
 from serai.runtime.errors import BadParameter, PositionUnavailable
-from serai.runtime.prefixes import thinned
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
+from serai.runtime.sessions.prefixes import thinned
 from tests.runtime.fake_runtime import fake_runtime
 from tests.runtime.scripted import hash_of, logits_of
 from tests.runtime.test_session import GREEDY, SAMPLED, greedy_by_hand

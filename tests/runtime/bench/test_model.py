@@ -10,12 +10,12 @@ from serai.runtime.bench import mid, model
 from serai.runtime.bench.mid import MID_K3, cached_mid_model, largest_that_fits, model_bytes, with_layers
 from serai.runtime.bench.report import BenchFailed
 from serai.runtime.bench.tiny import TINY_K3
+from serai.runtime.checks.stepping import Stepper
 from serai.runtime.models.config import load_config
 from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
 from serai.runtime.models.safetensors_files import CheckpointFiles
 from serai.runtime.models.tensor_check import check_tensors
 from serai.runtime.state import StatePool, page_view, session_bytes
-from serai.runtime.stepping import Stepper
 
 SMALL = replace(TINY_K3, vocab=300, layers=4, attention_layers=(4,))
 

@@ -11,9 +11,9 @@ from serai.runtime.bench.recall import Memory, Plan, Student, damaged
 from serai.runtime.bench.recall_cases import TASKS, cases
 from serai.runtime.bench.recall_facts import ATTRIBUTES, chance
 from serai.runtime.chat import ChatFormat, chat_format_for
+from serai.runtime.checks.stepping import Stepper
 from serai.runtime.models.open_model import Precision, find_model, load_model
 from serai.runtime.state import StatePool
-from serai.runtime.stepping import Stepper
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from serai.runtime.bench.write_checkpoint import StoredTensor, write_checkpoint
 from serai.runtime.models.config import ModelFamily, load_config
 from serai.runtime.models.safetensors_files import CheckpointFiles
 from serai.runtime.models.tensor_check import check_tensors
-from serai.runtime.tokenizer import Tokenizer
+from serai.runtime.text.tokenizer import Tokenizer
 from tests.runtime.odd_models import odd_shapes
 
 EVERY_SHAPE = TINY_MODELS | odd_shapes()

@@ -4,7 +4,7 @@ import pytest
 
 from serai.runtime.chat import ChatFormatMismatch, PromptOptions, chat_format_for, chat_format_id
 from serai.runtime.chat.formats import K2_RELEASE_IDS, K3_RELEASE_IDS
-from serai.runtime.tokenizer import Tokenizer
+from serai.runtime.text.tokenizer import Tokenizer
 from tests.runtime.chat.tokenizers_for_tests import K2_CONTROL, byte_tokenizer, tokenizer_with
 
 

@@ -18,7 +18,7 @@ from serai.runtime.chat import (
     read_tools,
     render,
 )
-from serai.runtime.tokenizer import Tokenizer
+from serai.runtime.text.tokenizer import Tokenizer
 from tests.runtime.chat.tokenizers_for_tests import (
     CONTROL,
     MODEL_TYPES,

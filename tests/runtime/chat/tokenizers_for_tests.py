@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Trainable
 from tokenizers import models, pre_tokenizers, trainers
 
-from serai.runtime.byte_bpe import Vocabulary, kimi_splitter, to_alphabet
 from serai.runtime.chat import Segment
-from serai.runtime.tokenizer import Tokenizer
+from serai.runtime.text.byte_bpe import Vocabulary, kimi_splitter, to_alphabet
+from serai.runtime.text.tokenizer import Tokenizer
 
 K3_CONTROL = (
     "[BOS]", "[EOS]", "<|end_of_msg|>", "<|open|>", "<|close|>", "<|sep|>", "[start_header_id]", "[end_header_id]",

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from serai.runtime.cli import chat_interrupts
 from serai.runtime.cli.chat_interrupts import ChatInterrupts
 from serai.runtime.cli.main import app
-from serai.runtime.tokenizer import Tokenizer
+from serai.runtime.text.tokenizer import Tokenizer
 from tests.runtime.cli.test_run import LONG_S, read_until
 
 runner = CliRunner()

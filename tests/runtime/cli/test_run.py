@@ -168,6 +168,6 @@ def test_the_default_store_follows_the_environment() -> None:
 
 
 def _prompt_tokens(model: Path, text: str = PROMPT) -> list[int]:
-    from serai.runtime.tokenizer import Tokenizer
+    from serai.runtime.text.tokenizer import Tokenizer
 
     return Tokenizer.load(model).encode(text)

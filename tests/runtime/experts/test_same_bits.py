@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from serai.runtime.bench.tiny import TinyModel
+from serai.runtime.checks.evaluation import evaluate
 from serai.runtime.engine import Engine
-from serai.runtime.evaluation import evaluate
 from serai.runtime.experts.access import Experts
 from serai.runtime.experts.disk import DiskCalls
 from serai.runtime.experts.errors import ExpertUnreadable

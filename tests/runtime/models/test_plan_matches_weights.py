@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from serai.runtime.memory_plan import plan_memory
+from serai.runtime.memory.plan import plan_memory
 from serai.runtime.models.config import parse_config
 from serai.runtime.models.safetensors_files import CheckpointFiles
 from serai.runtime.models.tensor_table import find_prefix

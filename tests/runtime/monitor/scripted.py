@@ -7,10 +7,10 @@ from pathlib import Path
 import anyio
 from textual.pilot import Pilot
 
-from serai.runtime.attention_memory import AttentionCost
-from serai.runtime.events import EventKind, SessionEvent
+from serai.runtime.memory.attention import AttentionCost
 from serai.runtime.monitor.app import Monitor
 from serai.runtime.monitor.source import Action, ActionRefused, Outcome, SourceUnreachable
+from serai.runtime.sessions.events import EventKind, SessionEvent
 from serai.runtime.status import BudgetStatus, ExpertStatus, SessionStatus, Status, WorkStatus
 
 GB = 1_000_000_000

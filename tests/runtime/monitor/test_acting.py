@@ -8,11 +8,11 @@ import pytest
 from serai.checkpoints.errors import NameInvalid
 from serai.checkpoints.store import Store
 from serai.runtime.errors import BadParameter, SessionGone
-from serai.runtime.events import EventKind, SessionEvent
 from serai.runtime.monitor.acting import act, export
 from serai.runtime.monitor.in_process import InProcess
 from serai.runtime.monitor.source import Action, ActionKind, ActionRefused, Outcome
 from serai.runtime.runtime import Runtime
+from serai.runtime.sessions.events import EventKind, SessionEvent
 from tests.runtime.fake_runtime import fake_runtime
 from tests.runtime.monitor.scripted import names_in
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from serai.runtime.events import EventKind
 from serai.runtime.monitor.keys import ALL
 from serai.runtime.monitor.model import View
+from serai.runtime.sessions.events import EventKind
 from tests.runtime.monitor.scripted import Clock, Scripted, done, event, screen, session, status, watching
 
 pytestmark = pytest.mark.anyio

@@ -10,11 +10,11 @@ import anyio
 import httpx
 import pytest
 
-from serai.runtime.attention_memory import PUBLISHED
 from serai.runtime.errors import BadParameter
-from serai.runtime.events import EventKind
+from serai.runtime.memory.attention import PUBLISHED
 from serai.runtime.monitor.http_source import HttpSource
 from serai.runtime.monitor.source import Action, ActionKind, ActionRefused, Outcome, SourceUnreachable
+from serai.runtime.sessions.events import EventKind
 from tests.runtime.monitor.scripted import event, names_in, status
 
 pytestmark = pytest.mark.anyio

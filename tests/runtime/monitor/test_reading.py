@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from serai.runtime.attention_memory import PUBLISHED
-from serai.runtime.events import EventKind
+from serai.runtime.memory.attention import PUBLISHED
 from serai.runtime.monitor.reading import (
     StatusUnreadable,
     comparison_from_json,
     event_from_json,
     status_from_json,
 )
+from serai.runtime.sessions.events import EventKind
 from tests.runtime.monitor.scripted import event, status
 
 

@@ -19,14 +19,14 @@ from serai.checkpoints.store import Store
 from serai.runtime.bench.tiny import TINY_K3, TINY_LINEAR
 from serai.runtime.engine import Engine
 from serai.runtime.engine_thread import EngineThread
-from serai.runtime.journal import Journal
 from serai.runtime.models.batch import Batch, Outputs
 from serai.runtime.models.config import parse_config
 from serai.runtime.runtime import ModelFacts, Runtime, running
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy, assemble
+from serai.runtime.sessions.journal import Journal
 from serai.runtime.state import StatePool
-from serai.runtime.tokenizer import Tokenizer
+from serai.runtime.text.tokenizer import Tokenizer
 from tests.runtime.chat.scripts import script, tags
 from tests.runtime.chat.tokenizers_for_tests import byte_tokenizer
 

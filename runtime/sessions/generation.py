@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from serai.runtime.errors import OutOfBudget, SeraiError
-from serai.runtime.guessing import Guesser
-from serai.runtime.random import fresh_seed
-from serai.runtime.sampling import Sampled, TokenCounts
-from serai.runtime.sampling_params import SamplingParams
+from serai.runtime.sampling.guessing import Guesser
+from serai.runtime.sampling.params import SamplingParams
+from serai.runtime.sampling.random import fresh_seed
+from serai.runtime.sampling.sample import Sampled, TokenCounts
 from serai.runtime.state import State
 from serai.runtime.step import Draw
-from serai.runtime.text_stream import TextStream
+from serai.runtime.text.text_stream import TextStream
 
 if TYPE_CHECKING:
     from serai.runtime.services import Services
-    from serai.runtime.session import Session
+    from serai.runtime.sessions.session import Session
 
 
 class FinishReason(Enum):

@@ -13,8 +13,8 @@ import anyio
 
 from serai.checkpoints.nodes import NodeRecord
 from serai.runtime.errors import SeraiError
-from serai.runtime.journal import Journal
-from serai.runtime.prefixes import Prefixes
+from serai.runtime.sessions.journal import Journal
+from serai.runtime.sessions.prefixes import Prefixes
 from serai.runtime.state import State
 
 log = logging.getLogger(__name__)

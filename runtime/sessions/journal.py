@@ -20,9 +20,9 @@ from serai.checkpoints.nodes import NodeKind, NodeRecord
 from serai.checkpoints.snapshot import Fingerprint, Snapshot, StateLayout
 from serai.checkpoints.store import Store
 from serai.runtime.errors import BadParameter, FormatUnknown, SessionGone, SnapshotCorrupt, SnapshotMissing
+from serai.runtime.sessions.turns import Span, Timeline
 from serai.runtime.state import State, snapshot_of
 from serai.runtime.to_the_end import in_thread_to_the_end
-from serai.runtime.turns import Span, Timeline
 
 log = logging.getLogger(__name__)
 

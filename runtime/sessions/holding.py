@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.checkpoints.snapshot import Snapshot
-from serai.runtime.admission import Admission
 from serai.runtime.driver import Driver
 from serai.runtime.errors import ShuttingDown
-from serai.runtime.journal import Journal, Record, Stored
-from serai.runtime.prefixes import Kept, Prefixes
-from serai.runtime.residency import Tier
+from serai.runtime.memory.admission import Admission
+from serai.runtime.memory.residency import Tier
+from serai.runtime.sessions.journal import Journal, Record, Stored
+from serai.runtime.sessions.prefixes import Kept, Prefixes
+from serai.runtime.sessions.turns import Timeline
 from serai.runtime.state import State, StatePool, fill, session_bytes
 from serai.runtime.to_the_end import in_thread_to_the_end
-from serai.runtime.turns import Timeline
 
 
 class Keeper:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.runtime.errors import BadParameter
-from serai.runtime.tokenizer import Tokenizer
+from serai.runtime.text.tokenizer import Tokenizer
 
 ENCODE_INLINE_CHARACTERS = 2_000
 """Longer texts are tokenised on a worker thread: at about 1 µs a character this bounds what the loop pays to 2 ms."""

@@ -15,11 +15,11 @@ from serai.checkpoints.names import new_id
 from serai.checkpoints.nodes import NodeKind, NodeRecord
 from serai.checkpoints.store import Store
 from serai.kernels.threads import set_threads, threads
-from serai.runtime.evaluation import WAYS, evaluate
+from serai.runtime.checks.evaluation import WAYS, evaluate
+from serai.runtime.checks.stepping import Stepper, Tokens
 from serai.runtime.models.open_model import LoadedModel
-from serai.runtime.sampling_params import SamplingParams
+from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.state import State, StatePool, fill, snapshot_of
-from serai.runtime.stepping import Stepper, Tokens
 
 LENGTHS = (1, 2, 5, 17, 33, 64, 70)
 """Prompts of seven sessions: shorter than a convolution, around a kernel's row block, and around a latent page (64)."""

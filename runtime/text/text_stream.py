@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
-from serai.runtime.detokenizer import Detokenizer
-from serai.runtime.stops import StopMatcher
-from serai.runtime.tokenizer import Tokenizer
+from serai.runtime.text.detokenizer import Detokenizer
+from serai.runtime.text.stops import StopMatcher
+from serai.runtime.text.tokenizer import Tokenizer
 
 
 class TextStream:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from serai.runtime.errors import BadParameter
-from serai.runtime.random import SEED_BITS
+from serai.runtime.sampling.random import SEED_BITS
 
 MAX_LOGPROBS = 20
 MAX_BIAS = 100.0

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from serai.runtime.engine import Engine
 from serai.runtime.models.open_model import LoadedModel
-from serai.runtime.sampling import TokenCounts
-from serai.runtime.sampling_params import SamplingParams
+from serai.runtime.sampling.params import SamplingParams
+from serai.runtime.sampling.sample import TokenCounts
 from serai.runtime.state import State, StatePool, kda_view, page_view, tails_view
 from serai.runtime.step import AbortFlag, Draw, Segment, StepPlan
 

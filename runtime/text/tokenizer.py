@@ -15,10 +15,10 @@ from types import MappingProxyType
 from blake3 import blake3
 from tokenizers import models
 
-from serai.runtime.byte_bpe import Vocabulary, from_alphabet
 from serai.runtime.errors import BadParameter, WeightsInvalid
-from serai.runtime.tiktoken_ranks import RANKS_NAME, read_tiktoken
-from serai.runtime.tokenizer_json import JSON_NAME, read_tokenizer_json
+from serai.runtime.text.byte_bpe import Vocabulary, from_alphabet
+from serai.runtime.text.tiktoken_ranks import RANKS_NAME, read_tiktoken
+from serai.runtime.text.tokenizer_json import JSON_NAME, read_tokenizer_json
 
 PIECE_CHARS = 400_000
 RUN_CHARS = 25_000

@@ -25,12 +25,12 @@ from serai.runtime.chat import (
     collect,
     read_messages,
 )
-from serai.runtime.contents import ENCODE_INLINE_CHARACTERS
 from serai.runtime.errors import SessionBusy
-from serai.runtime.generation import FinishReason, Generation
-from serai.runtime.journal import Point
-from serai.runtime.sampling_params import SamplingParams
-from serai.runtime.session import Session
+from serai.runtime.sampling.params import SamplingParams
+from serai.runtime.sessions.contents import ENCODE_INLINE_CHARACTERS
+from serai.runtime.sessions.generation import FinishReason, Generation
+from serai.runtime.sessions.journal import Point
+from serai.runtime.sessions.session import Session
 
 CURSOR_KEY = "chat"
 """Under this key an append's node keeps where the conversation stood after it; what a reply adds is parsed again."""

@@ -4,10 +4,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.checkpoints.nodes import NodeRecord
-from serai.runtime.prefixes import Kept, digest_of, thinned
 from serai.runtime.services import Services
+from serai.runtime.sessions.prefixes import Kept, digest_of, thinned
+from serai.runtime.sessions.turns import Timeline
 from serai.runtime.state import State
-from serai.runtime.turns import Timeline
 
 
 class Trail:

@@ -11,8 +11,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from serai.runtime.byte_bpe import KIMI_PATTERN, Vocabulary, kimi_splitter, to_alphabet
 from serai.runtime.errors import WeightsInvalid
+from serai.runtime.text.byte_bpe import KIMI_PATTERN, Vocabulary, kimi_splitter, to_alphabet
 
 RANKS_NAME = "tiktoken.model"
 NAMES_NAME = "tokenizer_config.json"

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from serai.checkpoints.names import check_text, new_id
 from serai.checkpoints.nodes import NodeKind
-from serai.runtime.contents import Appended, token_ids
 from serai.runtime.errors import (
     BadParameter,
     NothingToContinue,
@@ -18,18 +17,19 @@ from serai.runtime.errors import (
     SessionBusy,
     SessionClosed,
 )
-from serai.runtime.events import EventKind
-from serai.runtime.generation import Generation
-from serai.runtime.holding import Holding
-from serai.runtime.journal import Point
-from serai.runtime.rate import Rate
-from serai.runtime.residency import Idle, Tier
-from serai.runtime.sampling_params import SamplingParams
+from serai.runtime.memory.residency import Idle, Tier
+from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.services import Services
+from serai.runtime.sessions.contents import Appended, token_ids
+from serai.runtime.sessions.events import EventKind
+from serai.runtime.sessions.generation import Generation
+from serai.runtime.sessions.holding import Holding
+from serai.runtime.sessions.journal import Point
+from serai.runtime.sessions.rate import Rate
+from serai.runtime.sessions.trail import Trail
+from serai.runtime.sessions.turns import Timeline
 from serai.runtime.state import State
 from serai.runtime.status import SessionStatus
-from serai.runtime.trail import Trail
-from serai.runtime.turns import Timeline
 
 
 class Life(Enum):

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.runtime.errors import BadParameter, LogitsInvalid
-from serai.runtime.random import uniform
-from serai.runtime.sampling_params import SamplingParams
+from serai.runtime.sampling.params import SamplingParams
+from serai.runtime.sampling.random import uniform
 
 FIRST_CANDIDATES = 64
 """How many of the likeliest tokens are sorted at first; most distributions spend their mass there."""

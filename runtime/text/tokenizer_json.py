@@ -7,8 +7,8 @@ from typing import Any
 
 from tokenizers import Tokenizer as Splitter
 
-from serai.runtime.byte_bpe import ALPHABET, Vocabulary, splits_like_kimi
 from serai.runtime.errors import WeightsInvalid
+from serai.runtime.text.byte_bpe import ALPHABET, Vocabulary, splits_like_kimi
 
 JSON_NAME = "tokenizer.json"
 

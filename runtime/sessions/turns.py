@@ -14,7 +14,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from serai.runtime.errors import BadParameter, PositionUnavailable
-from serai.runtime.random import child_branch
+from serai.runtime.sampling.random import child_branch
 
 
 @dataclass(frozen=True, slots=True)

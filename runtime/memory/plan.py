@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from math import prod
 
 from serai.checkpoints.snapshot import LatentType, StateLayout
-from serai.runtime.attention_memory import PUBLISHED, AttentionCost, alternatives
 from serai.runtime.errors import BadParameter, BudgetTooSmall
-from serai.runtime.memory_weights import expert_record_bytes, held_bytes
+from serai.runtime.memory.attention import PUBLISHED, AttentionCost, alternatives
+from serai.runtime.memory.weights import expert_record_bytes, held_bytes
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.models.dtypes import STORAGE
 from serai.runtime.models.layout import PAGE_TOKENS, state_layout

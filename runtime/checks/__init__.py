@@ -1,0 +1,1 @@
+"""The engine without sessions: logits for comparison, and the promises held against a model."""

@@ -1,0 +1,1 @@
+"""Text to token ids and back, never splitting a character and never forging a control token."""
