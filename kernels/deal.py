@@ -9,13 +9,16 @@ from serai.kernels.memory import f32_at, f32_at_n, store_at, store_at_n
 # some microseconds, and a launch (1 to 2 us) should save several.
 _TASK_WORK = 1 << 16
 _SPREAD_WORK = 1 << 18
+# Large matrices are cut into no more tasks than this: where a run of weights ends, what was prefetched beyond it lies
+# in the wrong core's cache.
+_MOST_TASKS = 128
 
 
 @inline
 def deal(units: int, unit_bytes: int, rows: int) -> Any:
     """How to cut ``units`` of ``unit_bytes`` weights: (units a task, tasks, whether a launch is worth it)."""
     work = unit_bytes * (1 + rows // 2)
-    chunk = max(1, _TASK_WORK // work)
+    chunk = max(1, _TASK_WORK // work, units // _MOST_TASKS)
     return chunk, (units + chunk - 1) // chunk, units * work > _SPREAD_WORK
 
 
