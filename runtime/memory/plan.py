@@ -185,7 +185,8 @@ def plan_memory(
         hot_session_bytes=_by_latents({kind: session_bytes(layouts[kind], context_tokens) for kind in LatentType}),
         running_session_bytes=running,
         floor_bytes=_plus(running, trunk + scratch + experts * slot),
-        streaming_floor_bytes=_plus(running, trunk + scratch + (per_token + reading) * slot),
+        # A model with few experts needs less to hold them all than to read them.
+        streaming_floor_bytes=_plus(running, trunk + scratch + min((per_token + reading) * slot, experts * slot)),
         working_set_bytes=_plus(running, trunk + scratch + (token_experts + reading) * slot),
         comparison=(*alternatives(config, value_bytes=2), *PUBLISHED),
     )

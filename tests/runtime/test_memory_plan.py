@@ -142,9 +142,11 @@ def test_sessions_that_fit_are_counted_to_the_byte() -> None:
     expected = [(floor - 1, 0), (floor, 1), (floor + more - 1, 1), (floor + more, 2), (floor + 9 * more, 10)]
     for budget, sessions in expected:
         assert sessions_that_fit(plan, budget, LatentType.FLOAT32) == sessions
-    floor = plan.streaming_floor_bytes.bfloat16
-    assert sessions_that_fit(plan, floor, LatentType.BFLOAT16, streaming=True) == 1
-    assert sessions_that_fit(plan, floor, LatentType.BFLOAT16) == 0
+    assert plan.streaming_floor_bytes == plan.floor_bytes, "so few experts are held rather than read"
+    large = plan_memory(K3)
+    floor = large.streaming_floor_bytes.bfloat16
+    assert sessions_that_fit(large, floor, LatentType.BFLOAT16, streaming=True) == 1
+    assert sessions_that_fit(large, floor, LatentType.BFLOAT16) == 0
 
 
 @pytest.mark.parametrize("raw", [linear_raw(), k3_raw()], ids=["linear", "k3"])
