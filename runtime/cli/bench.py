@@ -22,8 +22,13 @@ Quick = Annotated[bool, typer.Option("--quick", help="A smaller honest form, for
 Folder = Annotated[
     Path | None,
     typer.Option(
-        "--dir", metavar="D", help="Where models and other large files are kept. [default: ~/.cache/serai/bench]"
+        "--dir", metavar="D", help="Where models and other large files are kept. Default: ~/.cache/serai/bench."
     ),
+]
+
+Unused = Annotated[
+    Path | None,
+    typer.Option("--dir", metavar="D", help="Taken as by every bench; this one keeps no files.", hidden=True),
 ]
 
 
@@ -46,7 +51,7 @@ def server(quick: Quick = False, folder: Folder = None, as_json: Json = False) -
 
 
 @app.command()
-def monitor(quick: Quick = False, as_json: Json = False) -> None:
+def monitor(quick: Quick = False, _folder: Unused = None, as_json: Json = False) -> None:
     """How much of a core `serai monitor` takes while it shows 256 sessions."""
     with reporting(as_json=as_json) as out:
         from serai.runtime.bench.monitor import bench_monitor
@@ -55,7 +60,7 @@ def monitor(quick: Quick = False, as_json: Json = False) -> None:
 
 
 @app.command()
-def kernels(quick: Quick = False, as_json: Json = False) -> None:
+def kernels(quick: Quick = False, _folder: Unused = None, as_json: Json = False) -> None:
     """Every kernel in Kimi K3's shapes against what memory and registers give on this machine, in the same run."""
     with reporting(as_json=as_json) as out:
         from serai.runtime.bench.kernels import bench_kernels
@@ -74,6 +79,7 @@ def cache(
         typer.Option(metavar="N", help="A cache size; repeat for several. [default: 0.5, 1, 2 and 4 steps' experts]"),
     ] = None,
     quick: Quick = False,
+    _folder: Unused = None,
     as_json: Json = False,
 ) -> None:
     """Hit rates of the expert cache's policies on recorded routing, without a model."""
@@ -130,7 +136,7 @@ def faults(quick: Quick = False, folder: Folder = None, as_json: Json = False) -
 
 
 @app.command()
-def recall(quick: Quick = False, as_json: Json = False) -> None:
+def recall(quick: Quick = False, _folder: Unused = None, as_json: Json = False) -> None:
     """What the nano model remembers of what it read, by task and distance."""
     with reporting(as_json=as_json) as out:
         from serai.runtime.bench.recall import bench_recall
