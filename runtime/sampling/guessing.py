@@ -14,8 +14,12 @@ PATTERN_TOKENS = 3
 SCORE_TO_GO_ON = 1.0
 """Right guesses a try that make trying worth its rows and, when wrong, its repeated step."""
 
-REST_TOKENS = 32
-"""How long guessing rests after it did not pay, before it is tried again."""
+FIRST_SCORE = 2.0
+"""Two tries that find nothing are enough to doubt a text."""
+
+REST_TOKENS, LONGEST_REST_TOKENS = 32, 512
+"""How long guessing rests when it did not pay, before one try more. Each time that fails too the rest is twice as long,
+so that a text without repetition pays for next to nothing."""
 
 
 class Guesser:
@@ -25,8 +29,9 @@ class Guesser:
         self._ids = np.empty(max(2 * len(ids), 64), dtype=np.int32)
         self._ids[: len(ids)] = ids
         self._length = len(ids)
-        self._score = float(MOST_GUESSES)
+        self._score = FIRST_SCORE
         self._rest = 0
+        self._next_rest = REST_TOKENS
 
     def push(self, token: int) -> None:
         """The next token of the timeline."""
@@ -57,5 +62,8 @@ class Guesser:
         """How many guesses of a try were right."""
         self._score += 0.3 * (count - self._score)
         if self._score < SCORE_TO_GO_ON:
-            self._rest = REST_TOKENS
-            self._score = 2 * SCORE_TO_GO_ON
+            self._rest = self._next_rest
+            self._next_rest = min(2 * self._next_rest, LONGEST_REST_TOKENS)
+            self._score = SCORE_TO_GO_ON
+        elif count >= FIRST_SCORE:
+            self._next_rest = REST_TOKENS

@@ -89,11 +89,17 @@ def test_a_guess_is_what_followed_the_last_time() -> None:
 def test_guessing_rests_when_it_does_not_pay() -> None:
     guesser = Guesser(np.array([1, 2, 3] * 4, dtype=np.int32))
     assert guesser.guess(4)
-    for _ in range(20):
-        guesser.was_right(0)
-    assert guesser.guess(4) == []
-    for _ in range(REST_TOKENS):
-        guesser.push(5)
-    for token in (1, 2, 3):
-        guesser.push(token)
-    assert guesser.guess(4) != []
+    for rest in (REST_TOKENS, 2 * REST_TOKENS, 4 * REST_TOKENS):
+        tries = 0
+        while guesser.guess(4):
+            guesser.was_right(0)
+            tries += 1
+        assert tries <= 2
+        for token in (1, 2, 3) * (rest // 3):
+            guesser.push(token)
+        assert guesser.guess(4) == [], "it still rests"
+        for token in (1, 2, 3):
+            guesser.push(token)
+        assert guesser.guess(4) != []
+    guesser.was_right(4)
+    assert guesser.guess(4) != [], "and goes on as soon as it pays again"
