@@ -12,6 +12,7 @@ The event loop runs on a thread of its own, so calls may come from any thread. N
 the asynchronous classes, whose docstrings say what each does; what they hold besides is in `.asynchronous`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -95,11 +96,11 @@ class Stream(Generic[T, Whole]):
         self._portal.call(self.asynchronous.aclose)
 
 
-class _Closing:
+class _Closing(ABC):
     """`with` closes it."""
 
-    def close(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def close(self) -> None: ...
 
     def __enter__(self: T) -> T:
         return self

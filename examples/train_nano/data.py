@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import facts, words
-from .facts import Fact
+from serai.runtime.bench import recall_facts as facts
+from serai.runtime.bench import recall_words as words
+from serai.runtime.bench.recall_facts import Fact
+
 from .markup import EFFORTS, Message, render
 from .tokenizer import NanoTokenizer
 

@@ -70,7 +70,10 @@ class NanoTokenizer:
 
 def corpus(seed: int, sentences: int) -> list[str]:
     """Text to learn merges from: the language, plus each word alone so that rare names become one token too."""
-    from . import data, facts, words
+    from serai.runtime.bench import recall_facts as facts
+    from serai.runtime.bench import recall_words as words
+
+    from . import data
 
     rng = Random(seed)
     lines: list[str] = []

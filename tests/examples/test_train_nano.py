@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from examples.train_nano import cases, data, facts, markup
+from examples.train_nano import data, markup
 from examples.train_nano.tokenizer import NanoTokenizer
+from serai.runtime.bench import recall_facts as facts
 from tests.shared import ROOT, shared
 
 ASSET = ROOT / "runtime" / "assets" / "nano"
@@ -21,7 +22,6 @@ ASSET = ROOT / "runtime" / "assets" / "nano"
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed: the nano trainer itself cannot be tested"
 )
-needs_asset = pytest.mark.skipif(not (ASSET / "tokenizer.json").exists(), reason="runtime/assets/nano is missing")
 
 
 def small_config() -> Any:
@@ -177,7 +177,6 @@ def test_markup_equals_the_golden_segments_of_the_release() -> None:
     assert checked >= 15
 
 
-@needs_asset
 def test_a_training_row_is_a_function_of_its_seed_and_weighs_every_value_fully() -> None:
     tokenizer = NanoTokenizer(ASSET)
     ids, weights = data.training_row(7, 256, tokenizer)
@@ -192,7 +191,6 @@ def test_a_training_row_is_a_function_of_its_seed_and_weighs_every_value_fully()
     assert tokenizer.decode(ids[weights == data.VALUE_WEIGHT].tolist()) == "4172"
 
 
-@needs_asset
 def test_text_that_looks_like_markup_never_becomes_a_control_token() -> None:
     tokenizer = NanoTokenizer(ASSET)
     first_special = tokenizer.special_id("[BOS]")
@@ -200,17 +198,6 @@ def test_text_that_looks_like_markup_never_becomes_a_control_token() -> None:
     assert [tokenizer.special_id(t) for t in markup.SPECIAL_TOKENS] == list(range(first_special, first_special + 16))
     for word in ("message", "think", "response", "user", "assistant", "system", "tool", " role", '="', " type"):
         assert len(tokenizer.text_ids(word)) == 1, word
-
-
-@needs_asset
-@pytest.mark.parametrize("task", list(cases.TASKS))
-def test_evaluation_cases_put_the_fact_at_the_asked_distance_and_carry_the_value_in_the_answer(task: str) -> None:
-    tokenizer = NanoTokenizer(ASSET)
-    for case in cases.cases(task, 512, 4, 1, tokenizer):
-        assert abs(case.distance_tokens - 512) < 40
-        assert case.answer[case.value_start :].startswith(case.answer_value)
-        assert case.messages[-1]["content"] == case.question
-    assert cases.cases(task, 512, 2, 1, tokenizer) == cases.cases(task, 512, 2, 1, tokenizer)
 
 
 def test_a_neighbour_key_was_never_told() -> None:
