@@ -253,6 +253,13 @@ class Record:
         self._facts = other._facts
         self._inexact = other._inexact
 
+    def take_back(self, timeline: Timeline) -> None:
+        """The last append did not succeed: go on from where `timeline` ends, even if its node reached the store."""
+        if self._path[-1].durable:
+            self.cut(timeline, NodeKind.REWIND)
+        else:
+            self._path.pop()
+
     def cut(self, timeline: Timeline, kind: NodeKind) -> None:
         """Go on from an earlier position, where `timeline` now ends: under the last node at or before it."""
         self._close_generation()

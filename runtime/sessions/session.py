@@ -163,15 +163,36 @@ class Session:
             else:
                 state, _ = await self._services.driver.advance(self.workflow, own, ids, prefill=True)
                 reused = 0
-            self._holding.become(state)
-            self._timeline.appended(ids)
-            self.append_metadata = dict(metadata or {})
-            self.record.appended(ids, self._timeline, self.append_metadata)
-            await self.record.flush()
+            async with self._undone_unless_durable(own):
+                self._holding.become(state)
+                self._timeline.appended(ids)
+                self.append_metadata = dict(metadata or {})
+                self.record.appended(ids, self._timeline, self.append_metadata)
+                await self.record.flush()
             self._rate.count(len(ids), self._services.now_s())
             self._services.events.tell(EventKind.APPENDED, self.id, f"{len(ids)} tokens")
             self._leave_state(first=first)
             return Appended(len(ids), len(ids) - reused, reused, self.position)
+
+    @asynccontextmanager
+    async def _undone_unless_durable(self, own: State) -> AsyncIterator[None]:
+        """Whoever is told that an append failed will say it again: then it must not be there twice.
+
+        The tokens go in before they are written, so that a fork taken meanwhile has them in all its parts or in none.
+        """
+        before, metadata = own.retain(), self.append_metadata
+        timeline = self._timeline.at(self.position, branch=self._timeline.branch)
+        try:
+            yield
+        except BaseException:
+            timeline.forks = self._timeline.forks
+            self._timeline, self.append_metadata = timeline, metadata
+            self._holding.become(before.retain())
+            self._trail.cut(len(timeline))
+            self.record.take_back(timeline)
+            raise
+        finally:
+            before.release()
 
     def generate(self, params: SamplingParams | None = None) -> Generation:
         """Continue the timeline: an asynchronous iterator of `Token`.
@@ -209,6 +230,9 @@ class Session:
             holding = await self._services.keeper.hold_at(
                 timeline, self.namespace, self.workflow, exact=not self.inexact
             )
+            if not self.is_open:  # the runtime closed meanwhile, and would not know of the child
+                holding.release()
+                self._check_open()
         child = Session(
             self._services,
             session_id=new_id(),
@@ -439,6 +463,8 @@ class Session:
                 await self.hot()
 
     def _end(self, life: Life) -> None:
+        if self._life is not Life.OPEN:
+            return  # broken off while `pause` or `close` was writing
         self._life = life
         self._holding.release()
         self._services.saver.forget(self.id)
