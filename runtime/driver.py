@@ -96,15 +96,19 @@ class Driver:
         """
         if self._refusal is not None:
             raise self._refusal
-        reservation = await self._admission.enter(
-            self._pool.growth_bytes(state, len(tokens)),
-            held_bytes=sum(self._pool.held_bytes(state)),
-            going_on=not prefill if going_on is None else going_on,
-        )
+        state.retain()  # its session may end while this waits, and its buffers would be another's by then
         try:
-            return await self._advance(_Request(workflow, state.retain(), tokens, draws, prefill, reservation))
+            reservation = await self._admission.enter(
+                self._pool.growth_bytes(state, len(tokens)),
+                held_bytes=sum(self._pool.held_bytes(state)),
+                going_on=not prefill if going_on is None else going_on,
+            )
+            try:
+                return await self._advance(_Request(workflow, state.retain(), tokens, draws, prefill, reservation))
+            finally:
+                reservation.close()
         finally:
-            reservation.close()
+            state.release()
 
     async def _advance(self, request: _Request) -> tuple[State, tuple[Sampled, ...]]:
         # A workflow that was idle isn't repaid for the time it did not ask; one of the last step's was not idle.

@@ -1,12 +1,11 @@
 """`open_runtime`: from a model's name to a runtime in which sessions live."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-
-import anyio
-import anyio.to_thread
+from typing import TypeVar
 
 from serai.checkpoints.store import Store
 from serai.kernels import compile as kernels
@@ -28,6 +27,9 @@ from serai.runtime.services import Policy, assemble
 from serai.runtime.sessions.journal import Journal
 from serai.runtime.state import StatePool
 from serai.runtime.status import ExpertStatus
+from serai.runtime.to_the_end import in_thread_to_the_end
+
+T = TypeVar("T")
 
 SESSION_SHARE = 25
 """Per cent of what a streaming model leaves of the budget that is for sessions; the rest holds experts."""
@@ -73,17 +75,15 @@ async def open_runtime(
             raise BadParameter(f"threads is {threads}, but must be at least 1")
         set_threads(threads)
     async with AsyncExitStack() as stack:
-        found = await anyio.to_thread.run_sync(find_model, model)
-        stack.callback(found.files.close)
+        found = await _made(stack, in_thread_to_the_end, lambda: find_model(model), lambda one: one.files.close())
         slots = expert_slots(found, chosen, budget_bytes)
         kept: Store | None = None
         if store is not None:
-            kept = await anyio.to_thread.run_sync(Store.open, str(store))
-            stack.push_async_callback(_in_thread, kept.close)
+            kept = await _made(stack, in_thread_to_the_end, lambda: Store.open(str(store)), Store.close)
         thread = EngineThread()
-        stack.push_async_callback(_in_thread, thread.close)
-        loaded = await thread.call(_load, found, chosen, slots, progress)
-        stack.push_async_callback(thread.call, loaded.model.close)
+        stack.push_async_callback(in_thread_to_the_end, thread.close)
+        load = partial(_load, found, chosen, slots, progress)
+        loaded = await _made(stack, thread.call, load, lambda one: one.model.close())
         runtime = _wire(found, loaded, thread, kept, chosen, budget_bytes, policy)
         yield await stack.enter_async_context(running(runtime))
 
@@ -165,10 +165,22 @@ def _watch(experts: Experts | None) -> Callable[[], ExpertStatus] | None:
     return look
 
 
-async def _in_thread(function: Callable[[], None]) -> None:
-    """Call something that blocks, even while the task is being cancelled."""
-    with anyio.CancelScope(shield=True):
-        await anyio.to_thread.run_sync(function)
+async def _made(
+    stack: AsyncExitStack,
+    on_thread: Callable[[Callable[[], None]], Awaitable[None]],
+    make: Callable[[], T],
+    close: Callable[[T], None],
+) -> T:
+    """What `make` gives, to be closed with the stack, even if it comes only after the wait for it was cancelled."""
+    made: list[T] = []
+
+    def close_all() -> None:
+        for one in made:
+            close(one)
+
+    stack.push_async_callback(on_thread, close_all)
+    await on_thread(lambda: made.append(make()))
+    return made[0]
 
 
 def _load(

@@ -12,7 +12,7 @@ from serai.checkpoints.names import check_text, new_id
 from serai.checkpoints.nodes import NodeKind
 from serai.runtime.chat import ChatFormat, Message, chat_format_for
 from serai.runtime.driver import Counters
-from serai.runtime.errors import SeraiError, SessionBusy, ShuttingDown
+from serai.runtime.errors import SeraiError, ShuttingDown
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.services import Services
 from serai.runtime.sessions.conversation import Chat
@@ -71,7 +71,11 @@ class Runtime:
             label=label,
         )
         session.record.started(session.timeline, NodeKind.ROOT)
-        await session.record.flush()
+        try:
+            await session.record.flush()
+        except BaseException:
+            session.abandon()  # nobody was given it
+            raise
         return session
 
     async def chat(
@@ -94,7 +98,11 @@ class Runtime:
         options = chat_format.markup.options(tools=tools, thinking=thinking, thinking_effort=thinking_effort)
         session = await self.session(namespace=namespace, label=label)
         opening = [] if system is None else [Message.system(system)]
-        return Chat.begin(session, chat_format, options, opening)
+        try:
+            return Chat.begin(session, chat_format, options, opening)
+        except BaseException:
+            session.abandon()
+            raise
 
     async def resume_chat(self, point: Point | str, *, as_is: bool = False) -> Chat:
         """As `resume`, for a session that a chat has filled."""
@@ -205,12 +213,17 @@ class Runtime:
     async def close(self) -> None:
         """End every live session and take no more work; what was durable stays durable."""
         self._closing = True
-        for session in list(self._services.live.values()):
-            try:
-                await session.close()
-            except SessionBusy:
-                await session.break_off()
-        self._services.driver.close()
+        failure: Exception | None = None
+        try:
+            for session in list(self._services.live.values()):
+                try:
+                    await session.break_off()
+                except Exception as error:  # noqa: BLE001  # the first is raised once all the others have ended
+                    failure = failure or error
+        finally:
+            self._services.driver.close()
+        if failure is not None:
+            raise failure
 
     def _chat_format(self) -> ChatFormat:
         tokenizer, config = self._services.need_tokenizer(), self.facts.config
@@ -235,7 +248,12 @@ async def running(runtime: Runtime) -> AsyncIterator[Runtime]:
             yield runtime
         except BaseException as error:  # noqa: BLE001  # raised again below, cancellation included
             failure = error
-        with anyio.CancelScope(shield=True):
-            await runtime.close()
+        try:
+            with anyio.CancelScope(shield=True):
+                await runtime.close()
+        except Exception as error:  # noqa: BLE001  # raised below, unless the block has said something before
+            if failure is not None:
+                failure.add_note(f"and closing the runtime failed: {error}")
+            failure = failure or error
     if failure is not None:
         raise failure

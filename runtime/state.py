@@ -51,6 +51,13 @@ def session_bytes(layout: StateLayout, tokens: int) -> int:
     return fixed + pages_for(layout, tokens) * part_bytes(layout, Part.PAGE)
 
 
+def _one_more(refs: int) -> int:
+    """What was given back may be somebody else's by now: to hold it again is to write into their state."""
+    if refs < 1:
+        raise AssertionError("a state was used after its last reference had been released")
+    return refs + 1
+
+
 class Buffer:
     """One run of memory from the pool, counted by its holders.
 
@@ -75,7 +82,7 @@ class Buffer:
         return self._refs
 
     def retain(self) -> "Buffer":
-        self._refs += 1
+        self._refs = _one_more(self._refs)
         return self
 
     def release(self) -> None:
@@ -105,7 +112,7 @@ class PageTable:
         return self._refs == 1
 
     def retain(self) -> "PageTable":
-        self._refs += 1
+        self._refs = _one_more(self._refs)
         return self
 
     def release(self) -> None:
@@ -133,7 +140,7 @@ class State:
         self.logits = logits
 
     def retain(self) -> "State":
-        self._refs += 1
+        self._refs = _one_more(self._refs)
         return self
 
     def release(self) -> None:

@@ -3,10 +3,15 @@
 The choice is a pure function over frozen values; moving is done by the sessions themselves.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
+
+from serai.checkpoints.errors import SeraiError
+
+log = logging.getLogger(__name__)
 
 
 class Tier(Enum):
@@ -70,5 +75,9 @@ async def reclaim(sessions: Iterable[Movable], needed_bytes: int, now_s: float) 
     idle = [found for session in by_key.values() if (found := session.idle(now_s)) is not None]
     moved = False
     for key in victims(idle, needed_bytes):
-        moved = await by_key[key].demote() or moved
+        try:
+            moved = await by_key[key].demote() or moved
+        except SeraiError as error:
+            # It keeps its memory, and whoever asked for some is not the one to be told of another's trouble.
+            log.warning("session %s could not be moved out of memory: %s", key, error)
     return moved

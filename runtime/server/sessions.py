@@ -142,8 +142,9 @@ class Sessions:
         await self.end(before, erase=not parked.stored)
 
     async def _unpark(self, place: Place) -> tuple[_Parked, int]:
-        async with self._restoring.setdefault(place.id, anyio.Lock()):
-            try:
+        lock = self._restoring.setdefault(place.id, anyio.Lock())
+        try:
+            async with lock:
                 parked = self._parked.get(place.id)
                 if parked is not None and parked.session.is_open:
                     return parked, 0
@@ -153,8 +154,9 @@ class Sessions:
                 known = await anyio.to_thread.run_sync(_known_position, self.store, place.id)
                 session = await self.runtime.resume(place.id)
                 return self._park(_Parked(place, session, stored=True)), place.position - known
-            finally:
-                self._restoring.pop(place.id, None)
+        finally:
+            if not lock.locked() and self._restoring.get(place.id) is lock:
+                del self._restoring[place.id]
 
     async def branch(self, session: Session, choice: int | None) -> Session:
         """A fork. Going on from a place keeps its random branch, as resuming it does; a choice has one of its own."""

@@ -200,7 +200,10 @@ class Holding:
             state = self._state
             if state is None or self._lag or in_use():
                 return False
-            await record.save(state, "demote")
+            await record.flush()
+            if in_use() or self._state is not state:
+                return False
+            await record.save(state, "demote")  # of the node just flushed: nothing waits in between
             if in_use() or self._state is not state:
                 return False
             self._state = None

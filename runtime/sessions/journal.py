@@ -100,7 +100,7 @@ class Journal:
     async def write(self, entries: Sequence[_Entry]) -> None:
         """Make the entries durable, in order. Cancellation waits for it: it is short, and half of it is no use."""
         store = self._store
-        if store is None:
+        if store is None or not entries:
             return
 
         def work() -> None:
@@ -293,8 +293,12 @@ class Record:
 
     async def save(self, state: State, reason: str) -> Point:
         """Make everything so far durable, and the state, which is that of the last node, with it."""
-        await self.flush()
-        return await self._journal.save(self._path[-1].node, state, reason)
+        state.retain()  # whoever ends the session while this waits does not take it away
+        try:
+            await self.flush()
+            return await self._journal.save(self._path[-1].node, state, reason)
+        finally:
+            state.release()
 
     def _close_generation(self) -> None:
         """Turn the tokens generated since the last node into a node."""

@@ -327,7 +327,10 @@ class Session:
         return point
 
     async def close(self) -> None:
-        """Free the state. What was durable stays durable; closing twice is fine."""
+        """Free the state. What was durable stays durable; closing twice is fine.
+
+        When the last tokens can't be stored the session stays open, as it was; at the end of `async with` it ends.
+        """
         if self._life is Life.OPEN:
             with self.use("close"):
                 await self.record.flush()
@@ -339,10 +342,13 @@ class Session:
 
     async def __aexit__(self, *_: object) -> None:
         # A reader who was cancelled inside the block has not closed its stream, and must hear of that and nothing else.
-        if self._doing is None:
-            await self.close()
-        else:
-            await self.break_off()
+        try:
+            if self._doing is None:
+                await self.close()
+            else:
+                await self.break_off()
+        finally:
+            self.abandon()
 
     @contextmanager
     def use(self, doing: str) -> Iterator[None]:
@@ -417,6 +423,10 @@ class Session:
         if self._life is Life.OPEN:
             self._end(Life.CLOSED)
             await self.record.flush()
+
+    def abandon(self) -> None:
+        """End without writing anything down: what is not durable yet is lost."""
+        self._end(Life.CLOSED)
 
     def idle(self, now_s: float) -> Idle | None:
         """What moving this session out of memory would bring; None while it is in use, cold or empty."""

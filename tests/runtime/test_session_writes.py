@@ -4,16 +4,25 @@ import asyncio
 import errno
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
+import numpy as np
 import pytest
 
+from serai.checkpoints.errors import StoreFull
 from serai.checkpoints.nodes import NodeKind, NodeRecord
 from serai.checkpoints.store import Store
 from serai.runtime import SamplingParams, Session
-from serai.runtime.errors import SessionClosed
+from serai.runtime.errors import SessionClosed, ShuttingDown
+from serai.runtime.scheduler import Limits
+from serai.runtime.services import Policy
+from serai.runtime.state import page_view
 from tests.runtime.fake_runtime import fake_runtime
+from tests.runtime.scripted import LAYOUT, ScriptedModel
+from tests.runtime.test_admission import FIXED, LOGITS, PAGE
+from tests.runtime.test_session import Gate
 
 pytestmark = pytest.mark.anyio
 
@@ -30,6 +39,12 @@ def intercept(monkeypatch: pytest.MonkeyPatch, before: Callable[[NodeRecord], No
         record(self, node)
 
     monkeypatch.setattr(Store, "record", intercepted)
+
+
+async def settle() -> None:
+    """Let the other tasks run until they wait for something that the test holds up."""
+    for _ in range(50):
+        await anyio.sleep(0.001)
 
 
 async def goes_on_as_if_said_once(session: Session) -> None:
@@ -130,3 +145,138 @@ async def test_a_session_that_is_broken_off_while_it_pauses_ends_once(
             await session.append(ADDED)
     async with fake_runtime(store=tmp_path) as rt:
         assert (await rt.resume(session.id)).tokens().tolist() == TOLD
+
+
+@pytest.mark.parametrize("meanwhile", ["rewind", "generate"])
+async def test_a_session_used_while_it_waits_to_be_moved_out_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    writing, go_on = threading.Event(), threading.Event()
+
+    def wait(node: NodeRecord) -> None:
+        if node.tokens.tolist() == [9]:
+            writing.set()
+            assert go_on.wait(timeout=10)
+
+    intercept(monkeypatch, wait)
+    async with fake_runtime(store=tmp_path, policy=Policy(reuse=True, save_after_tokens=10**9)) as rt:
+        session, other = await rt.session(), await rt.session()
+        await session.append(TOLD)
+        await session.append(ADDED)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(other.append, [9])
+            await anyio.to_thread.run_sync(writing.wait)
+            demoted: list[bool] = []
+
+            async def demote() -> None:
+                demoted.append(await session.demote())
+
+            async def use() -> None:
+                if meanwhile == "rewind":
+                    await session.rewind(position=len(TOLD))
+                else:
+                    await session.generate(GREEDY).collect()
+
+            session.record.started(session.timeline, NodeKind.PAUSE)  # so that moving out has something to wait for
+            tasks.start_soon(demote)
+            await settle()
+            tasks.start_soon(use)
+            await settle()
+            go_on.set()
+        assert demoted == [False]
+        assert session.position == (len(TOLD) if meanwhile == "rewind" else len(TOLD + ADDED) + 6)
+        rt.check()
+
+
+async def leave_block(session: Session) -> None:
+    async with session:
+        pass
+
+
+async def test_a_full_disk_ends_the_block_of_a_session_and_opens_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = False
+
+    def refuse(node: NodeRecord) -> None:
+        if full:
+            raise StoreFull(path="here", doing="writing")
+
+    intercept(monkeypatch, refuse)
+    async with fake_runtime(store=tmp_path) as rt:
+        session = await rt.session()
+        await session.append(TOLD)
+        session.record.started(session.timeline, NodeKind.PAUSE)
+        full = True
+        with pytest.raises(StoreFull):
+            await leave_block(session)
+        assert not session.is_open
+        with pytest.raises(StoreFull):
+            await rt.session()
+        assert rt.status().sessions == ()
+        full = False
+
+
+async def test_closing_ends_every_session_though_the_first_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[str] = []
+
+    def refuse(node: NodeRecord) -> None:
+        if node.label == "first" and node.kind is NodeKind.PAUSE:
+            refused.append(node.id)
+            raise StoreFull(path="here", doing="writing")
+
+    intercept(monkeypatch, refuse)
+    sessions: list[Session] = []
+
+    async def open_and_leave() -> None:
+        async with fake_runtime(store=tmp_path) as rt:
+            for label in ("first", "second"):
+                session = await rt.session(label=label)
+                await session.append(TOLD)
+                session.record.started(session.timeline, NodeKind.PAUSE)
+                sessions.append(session)
+
+    with pytest.raises(StoreFull):
+        await open_and_leave()
+    assert len(refused) == 1
+    assert not any(session.is_open for session in sessions)
+
+
+async def test_a_session_that_ends_while_it_waits_for_memory_writes_into_nobody_elses(tmp_path: Path) -> None:
+    model = ScriptedModel()
+    limit = (FIXED * 2 + LOGITS * 2 + 12 * PAGE) + (2 * FIXED + LOGITS + 10 * PAGE)
+    async with fake_runtime(model, store=tmp_path, limit_bytes=limit, limits=Limits(64, 64)) as rt:
+        first, busy, stored = [await rt.session() for _ in range(3)]
+        await stored.append([5] * 43)
+        point = await stored.pause()
+        await first.append([1] * 41)
+        generation = first.generate(SamplingParams(temperature=0, max_tokens=8))
+        await anext(generation)
+        services = rt._services
+        gate = Gate(1)
+        model.before_layer = gate
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(busy.append, [2] * 40)
+            await gate.reached.wait()
+            others = services.admission._reserve(max(0, services.admission.free_bytes - PAGE))
+
+            async def read_on() -> None:
+                with suppress(SessionClosed, ShuttingDown):
+                    await anext(generation)
+
+            tasks.start_soon(read_on)
+            await settle()
+            before = first.held
+            assert before is not None
+            await first.break_off()
+            assert before.refs == 1  # the call that waits holds it still
+            others.close()
+            gate.open()
+            resumed = await rt.resume(point)
+        held = resumed.held
+        assert held is not None
+        rows = np.concatenate([page_view(LAYOUT, page).reshape(-1) for page in held.table.pages])[: held.position]
+        assert (rows == 5).all()
+        rt.check()
