@@ -23,6 +23,10 @@ TRANSFER_BYTES = 4 << 20
 Memory = NDArray[Any]
 
 
+class NoDirectTransfers(BenchFailed):
+    """The file system can't go past the page cache, so there is no disk speed to compare with."""
+
+
 def write_raw(folder: Path, memory: Sequence[Memory], threads: int) -> tuple[float, int]:
     """Write all of `memory` below `folder` and make it durable; seconds and bytes. Leaves its files for `read_raw`."""
     return _timed(folder, memory, threads, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, os.pwrite, lambda fd: os.fsync(fd))
@@ -90,12 +94,14 @@ def _shares(memory: Sequence[Memory], threads: int) -> list[list[memoryview]]:
 
 @contextmanager
 def _direct(file: Path, flags: int) -> Any:
-    """The open file, past the page cache. `BenchFailed` where the file system has no such thing."""
+    """The open file, past the page cache. `NoDirectTransfers` where the file system has no such thing."""
     try:
         fd = os.open(file, flags | os.O_DIRECT, 0o600)
     except OSError as error:
         if error.errno == errno.EINVAL:
-            raise BenchFailed(f"{file.parent} has no direct transfers to compare with; name another --dir") from None
+            raise NoDirectTransfers(
+                f"{file.parent} has no direct transfers to compare with; name another --dir"
+            ) from None
         raise
     try:
         yield fd

@@ -1,5 +1,10 @@
 """The whole runtime over a real (tiny, random) model, in both precisions: what the scripted model can't show."""
 
+import ctypes
+import ctypes.util
+import platform
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +15,12 @@ import pytest
 from serai.checkpoints.snapshot import LatentType
 from serai.kernels import compile as kernels
 from serai.runtime import SamplingParams, Session, open_runtime
-from serai.runtime.bench.tiny import TINY_K3, TINY_LINEAR, write_tiny_model
+from serai.runtime.bench.tiny import TINY_K3, TINY_LINEAR, TinyModel, write_tiny_model
 from serai.runtime.checks.stepping import Stepper
 from serai.runtime.models.open_model import Precision, find_model, load_model
 from serai.runtime.state import StatePool, fill, kda_view, snapshot_of
 from tests.kernels.naive_model import Model, load
+from tests.shared import ROOT
 
 pytestmark = pytest.mark.anyio
 
@@ -33,33 +39,85 @@ def cut_at(count: int, params: SamplingParams = SAMPLED) -> SamplingParams:
     return SamplingParams.from_record({**params.to_record(), "max_tokens": count})
 
 
-@pytest.mark.parametrize(("precision", "every"), [(Precision.EXACT, 1), (Precision.FAST, 10)])
-async def test_pausing_at_any_boundary_changes_no_token(
-    model: Path, tmp_path: Path, precision: Precision, every: int
-) -> None:
-    """B42, B43: 150 tokens at temperature 0.8 with penalties and a seed; each cut resumes in a runtime opened anew."""
-    points = {}
-    async with open_runtime(model, budget="1GiB", store=tmp_path, precision=precision) as rt:
+@pytest.mark.parametrize("precision", Precision)
+async def test_pausing_at_any_boundary_changes_no_bit(model: Path, tmp_path: Path, precision: Precision) -> None:
+    """B42, B43: 150 tokens at temperature 0.8 with penalties and a seed; every cut is resumed in another process."""
+    points, logits = [], []
+    async with open_runtime(model, budget="1GiB", store=tmp_path / "store", precision=precision) as rt:
         whole = await rt.session()
         await whole.append(PROMPT)
         expected = (await whole.generate(SAMPLED).collect()).tokens
         assert len(expected) == 150
         walker = await rt.session()
         await walker.append(PROMPT)
-        for cut in range(0, 150, every):
-            stop_here = await walker.fork()
-            stop_here.timeline.branch = walker.timeline.branch  # the same timeline, stopped at every boundary
-            points[cut] = await stop_here.pause()
-            await walker.generate(cut_at(every)).collect()
-    async with open_runtime(model, budget="1GiB", store=tmp_path, precision=precision) as rt:
-        for cut, point in points.items():
-            session = await rt.resume(point)
-            session.timeline.branch = 0
-            assert session.position == len(PROMPT) + cut
-            few = min(8, 150 - cut)
-            assert (await session.generate(cut_at(few)).collect()).tokens == expected[cut : cut + few]
-            await session.close()
-        assert rt.counters.prefilled_tokens == 0
+        for _ in range(150):
+            logits.append(await walker.logits())
+            points.append((await walker.pause()).id)
+            walker = await rt.resume(points[-1])
+            await walker.generate(cut_at(1)).collect()
+        assert walker.tokens().tolist() == whole.tokens().tolist()
+    np.savez(tmp_path / "walk.npz", points=points, logits=np.array(logits), expected=expected, prompt=len(PROMPT))
+    elsewhere = [sys.executable, "-m", "tests.runtime.resume_elsewhere", str(model), str(tmp_path), precision.value]
+    done = await anyio.run_process(elsewhere, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode() == "150 resumed, 0 tokens computed again\n"
+
+
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize("shape", [TINY_K3, TINY_LINEAR], ids=["k3", "linear"])
+def test_every_split_of_a_prompt_gives_the_same_state(shape: TinyModel, tmp_path: Path, precision: Precision) -> None:
+    """B02: all 199 ways to cut 200 tokens in two, and thirty to cut them in many; every bit of the state counts."""
+    write_tiny_model(tmp_path, shape)
+    found = find_model(tmp_path)
+    try:
+        loaded = load_model(found, precision, max_rows=len(PROMPT))
+        stepper = Stepper(loaded, StatePool(loaded.layout, poison=True))
+        tokens, rng = np.array(PROMPT, np.int32), np.random.default_rng(8)
+        whole = stepper.ended(stepper.run(tokens))
+        cuts = [[at] for at in range(1, len(tokens))]
+        cuts += [sorted(rng.choice(np.arange(1, len(tokens)), rng.integers(2, 40), replace=False)) for _ in range(30)]
+        for cut in cuts:
+            sizes = np.diff([0, *cut, len(tokens)]).tolist()
+            assert stepper.ended(stepper.run(tokens, sizes)) == whole, sizes
+    finally:
+        found.files.close()
+
+
+def test_the_callers_rounding_mode_changes_no_bit_and_is_left_as_it_was(model: Path) -> None:
+    """DESIGN §6c: whatever a library has set in the thread that steps, the kernels' own mode is what counts."""
+    upward = 0x800 if platform.machine() in ("x86_64", "AMD64") else 0x400000
+    libm = ctypes.CDLL(ctypes.util.find_library("m"))
+    found = find_model(model)
+    try:
+        loaded = load_model(found, Precision.EXACT, max_rows=64)
+        stepper = Stepper(loaded, StatePool(loaded.layout))
+        tokens = np.array(PROMPT, np.int32)
+        usual = stepper.ended(stepper.run(tokens))
+
+        def rounding_up() -> tuple[bytes, int]:
+            assert libm.fesetround(upward) == 0
+            return stepper.ended(stepper.run(tokens)), libm.fegetround()
+
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(rounding_up).result() == (usual, upward)
+    finally:
+        found.files.close()
+
+
+def test_fast_rounds_latents_and_nothing_else_of_what_is_stored_unquantised(tmp_path: Path) -> None:
+    """DESIGN §6f: without latents and quantised experts, `fast` and `exact` are the same bits."""
+    write_tiny_model(tmp_path, replace(TINY_LINEAR, attention_layers=(), experts=0))
+    logits = []
+    for precision in Precision:
+        found = find_model(tmp_path)
+        try:
+            loaded = load_model(found, precision, max_rows=64)
+            state = Stepper(loaded, StatePool(loaded.layout)).run(np.array(PROMPT, np.int32))
+            assert state.logits is not None
+            logits.append(state.logits.array.tobytes())
+        finally:
+            found.files.close()
+    assert logits[0] == logits[1]
 
 
 @pytest.mark.parametrize("precision", Precision)

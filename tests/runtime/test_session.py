@@ -1,12 +1,14 @@
 """What a user of sessions may rely on, over a scripted model: every timeline equals the one run alone."""
 
 import asyncio
+import shutil
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import numpy as np
 import pytest
 
@@ -78,7 +80,7 @@ async def test_greedy_tokens_are_those_of_the_definition(rt: Runtime) -> None:
     np.testing.assert_array_equal(await session.logits(), logits_of(hash_of(session.tokens().tolist())))
 
 
-async def test_two_generates_of_ten_are_one_of_twenty_across_forks(rt: Runtime) -> None:
+async def test_two_generates_of_ten_are_one_of_twenty(rt: Runtime) -> None:
     """DESIGN §6g: penalties and random numbers follow the token ids, not the calls."""
     whole = await rt.session()
     await whole.append([3, 1, 4])
@@ -89,6 +91,41 @@ async def test_two_generates_of_ten_are_one_of_twenty_across_forks(rt: Runtime) 
     first = (await split.generate(ten).collect()).tokens
     second = (await split.generate(ten).collect()).tokens
     assert first + second == expected
+
+
+async def test_ten_tokens_and_ten_of_a_fork_are_twenty(rt: Runtime) -> None:
+    """DESIGN §6g: a fork goes on with the counts that penalties are reckoned from."""
+    greedy = SamplingParams(temperature=0, frequency_penalty=0.7, presence_penalty=0.3, max_tokens=20)
+    whole = await rt.session()
+    await whole.append([3, 1, 4])
+    expected = (await whole.generate(greedy).collect()).tokens
+    ten = SamplingParams.from_record({**greedy.to_record(), "max_tokens": 10})
+    split = await rt.session()
+    await split.append([3, 1, 4])
+    first = (await split.generate(ten).collect()).tokens
+    child = await split.fork()
+    assert first + (await child.generate(ten).collect()).tokens == expected
+
+
+async def test_a_seed_that_was_drawn_is_durable_before_the_first_token_is_shown(tmp_path: Path) -> None:
+    """DESIGN §6g: whoever crashes after one token draws the same ones again, on the same branch."""
+    unseeded = SamplingParams(temperature=0.8, max_tokens=12)
+    async with fake_runtime(store=tmp_path / "store") as runtime:
+        root = await runtime.session()
+        await root.append([3, 1, 4])
+        fork = await root.fork()
+        generation = fork.generate(unseeded)
+        shown = [(await anext(generation)).id]
+        # What a crash would leave now.
+        await anyio.to_thread.run_sync(shutil.copytree, tmp_path / "store", tmp_path / "left")
+        shown += [token.id async for token in generation]
+        seed, branch, fork_id = fork.timeline.turn.seed, fork.timeline.branch, fork.id
+    assert seed is not None
+    async with fake_runtime(store=tmp_path / "left") as runtime:
+        again = await runtime.resume(fork_id)
+        assert (again.timeline.turn.seed, again.timeline.branch) == (seed, branch)
+        params = SamplingParams.from_record({**unseeded.to_record(), "seed": seed})
+        assert list((await again.generate(params).collect()).tokens) == shown
 
 
 async def test_sessions_stepped_together_equal_their_solo_runs(rt: Runtime) -> None:

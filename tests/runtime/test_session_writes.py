@@ -260,7 +260,9 @@ async def test_a_session_that_ends_while_it_waits_for_memory_writes_into_nobody_
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(busy.append, [2] * 40)
             await gate.reached.wait()
-            others = services.admission._reserve(max(0, services.admission.free_bytes - PAGE))
+            free_bytes = services.admission.free_bytes
+            assert free_bytes is not None
+            others = services.admission._reserve(free_bytes - PAGE)
 
             async def read_on() -> None:
                 with suppress(SessionClosed, ShuttingDown):
