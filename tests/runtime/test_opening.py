@@ -1,0 +1,44 @@
+"""What an opening that was broken off leaves behind: nothing."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import anyio
+import pytest
+
+from serai.checkpoints.store import Store
+from serai.runtime import open_runtime
+from serai.runtime.bench.tiny import write_tiny_model
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_store_that_opens_after_its_caller_was_cancelled_is_closed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio's own cancellation does not stop the thread that opens, and nobody else would close what it brings."""
+    write_tiny_model(tmp_path / "model")
+    opening, go_on, opened = threading.Event(), threading.Event(), threading.Event()
+    really_open = Store.open
+
+    def slowly(folder: str) -> Store:
+        opening.set()
+        assert go_on.wait(timeout=10)
+        store = really_open(folder)
+        opened.set()
+        return store
+
+    async def use() -> None:
+        async with open_runtime(tmp_path / "model", budget="1GiB", store=tmp_path / "store"):
+            raise AssertionError("it was cancelled before it was open")
+
+    monkeypatch.setattr(Store, "open", staticmethod(slowly))
+    task = asyncio.ensure_future(use())
+    await anyio.to_thread.run_sync(opening.wait)
+    task.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await anyio.to_thread.run_sync(opened.wait)
+    really_open(str(tmp_path / "store")).close()  # raises StoreBusy as long as the first one is open
