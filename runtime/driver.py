@@ -60,7 +60,7 @@ class Driver:
         self, engine: StepEngine, thread: EngineThread, pool: StatePool, admission: Admission, limits: Limits
     ) -> None:
         self.counters = Counters()
-        self._engine = engine
+        self.engine = engine
         self._thread = thread
         self._pool = pool
         self._admission = admission
@@ -175,7 +175,7 @@ class Driver:
                 self._work = anyio.Event()
             return
         try:
-            result = await self._thread.call(self._engine.step, StepPlan(tuple(segments), self._abort))
+            result = await self._thread.call(self.engine.step, StepPlan(tuple(segments), self._abort))
         except Exception as error:  # noqa: BLE001  # whatever broke, everybody who waits must hear of it
             self._refusal = EngineFailed(cause=error)
             self._refusal.__cause__ = error

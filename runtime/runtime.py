@@ -21,7 +21,9 @@ from serai.runtime.sessions.holding import Holding
 from serai.runtime.sessions.journal import Point
 from serai.runtime.sessions.session import Session
 from serai.runtime.sessions.turns import Timeline
+from serai.runtime.state import StatePool
 from serai.runtime.status import BudgetStatus, ExpertStatus, Status, WorkStatus
+from serai.runtime.step import StepEngine
 from serai.runtime.text.tokenizer import Tokenizer
 
 
@@ -53,6 +55,11 @@ class Runtime:
         return self._services.tokenizer
 
     @property
+    def pool(self) -> StatePool:
+        """Where the sessions' states come from: what a state of so many tokens takes, and how much is held."""
+        return self._services.pool
+
+    @property
     def counters(self) -> Counters:
         """What the engine has done so far; the object stays current."""
         return self._services.driver.counters
@@ -78,6 +85,14 @@ class Runtime:
             raise
         return session
 
+    def chat_format(self) -> ChatFormat:
+        """The prompt format of the model's family, spelled by its tokenizer.
+
+        Raises `BadParameter` for a model without a tokenizer, `ChatFormatMismatch` for one that doesn't spell it.
+        """
+        tokenizer, config = self._services.need_tokenizer(), self.facts.config
+        return chat_format_for("" if config is None else config.family.value, tokenizer)
+
     async def chat(
         self,
         *,
@@ -94,7 +109,7 @@ class Runtime:
         model's family does. Raises `PromptInvalid` for what the format can't say, `ChatFormatMismatch` for a
         model whose tokenizer doesn't spell it.
         """
-        chat_format = self._chat_format()
+        chat_format = self.chat_format()
         options = chat_format.markup.options(tools=tools, thinking=thinking, thinking_effort=thinking_effort)
         session = await self.session(namespace=namespace, label=label)
         opening = [] if system is None else [Message.system(system)]
@@ -106,7 +121,7 @@ class Runtime:
 
     async def resume_chat(self, point: Point | str, *, as_is: bool = False) -> Chat:
         """As `resume`, for a session that a chat has filled."""
-        chat_format = self._chat_format()
+        chat_format = self.chat_format()
         session = await self.resume(point, as_is=as_is)
         try:
             return Chat.over(session, chat_format)
@@ -181,6 +196,10 @@ class Runtime:
             sessions=tuple(session.status(now_s) for session in services.live.values()),
         )
 
+    def wrap_engine(self, wrap: Callable[[StepEngine], StepEngine]) -> None:
+        """Put `wrap(engine)` in the engine's place from the next step on: what slows, counts or breaks its steps."""
+        self._services.driver.engine = wrap(self._services.driver.engine)
+
     def watch(self, most: int = 1_000) -> AbstractContextManager[Watcher]:
         """A stream of what happens to sessions: `with rt.watch() as events: async for event in events: ...`."""
         return self._services.events.watch(most)
@@ -224,10 +243,6 @@ class Runtime:
             self._services.driver.close()
         if failure is not None:
             raise failure
-
-    def _chat_format(self) -> ChatFormat:
-        tokenizer, config = self._services.need_tokenizer(), self.facts.config
-        return chat_format_for("" if config is None else config.family.value, tokenizer)
 
     def _check_open(self) -> None:
         if self._closing:

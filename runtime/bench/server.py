@@ -85,8 +85,7 @@ async def _bench(model: Path, span: Span, tell: Callable[[str], None]) -> Report
     with tempfile.TemporaryDirectory(prefix="serai-bench-server-") as store, listen(options) as bound:
         port = bound.getsockname()[1]
         async with open_runtime(model, store=store) as runtime:
-            driver = runtime._services.driver
-            driver._engine = Paced(driver._engine)
+            runtime.wrap_engine(Paced)
             tell(f"{CLIENTS} sessions in this process, {span.calm_s:g} s")
             inside = await _inside(runtime, span.calm_s)
             async with serving(runtime, options) as app, anyio.create_task_group() as tasks:

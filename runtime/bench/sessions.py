@@ -184,7 +184,7 @@ def _scripts(scale: Scale, vocab: int) -> list[Script]:
 
 def _budget(rt: Runtime, scripts: list[Script], scale: Scale) -> int:
     """The model, the average state times `hot`, and what the working ones hold beside it while they step."""
-    facts, pool = rt.facts, rt._services.pool
+    facts, pool = rt.facts, rt.pool
     model_bytes = facts.trunk_bytes + facts.expert_bytes + facts.scratch_bytes
     lengths = [len(script.prompt) + len(script.tool_said) + 16 for script in scripts]
     empty = pool.empty()

@@ -51,7 +51,7 @@ class Sessions:
     def __init__(self, runtime: Runtime, *, keep_hot: int, unstored_ttl_s: float) -> None:
         self.runtime = runtime
         self.catalogue = Catalogue()
-        self.format: ChatFormat = runtime._chat_format()
+        self.format: ChatFormat = runtime.chat_format()
         self._services = runtime._services
         self._keep_hot = keep_hot
         self._unstored_ttl_s = unstored_ttl_s

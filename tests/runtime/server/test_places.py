@@ -23,7 +23,7 @@ async def test_a_waiting_client_who_leaves_does_not_let_a_place_be_resumed_twice
         session = await rt.session()
         await session.append([1] * 20)
         point = await session.pause()
-        monkeypatch.setattr(rt, "_chat_format", lambda: None)  # nothing is rendered here
+        monkeypatch.setattr(rt, "chat_format", lambda: None)  # nothing is rendered here
         sessions = Sessions(rt, keep_hot=8, unstored_ttl_s=60)
         place = Place(point.id, "", 20, Cursor(), Setting(), chain="", previous=None)
         resume, resumed = rt.resume, 0
