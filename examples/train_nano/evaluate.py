@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,6 +36,12 @@ def judge(model: NanoModel, case: Case, tokenizer: NanoTokenizer) -> tuple[bool,
     end = case.value_start + len(case.value)
     value = [ok for ok, (a, b) in zip(right[:-1], offsets, strict=True) if b > case.value_start and a < end]
     return all(right), all(value)
+
+
+def judge_of(folder: Path) -> Callable[[Case], tuple[bool, bool]]:
+    """`judge` with the model and the tokenizer of an exported folder, for `serai bench recall`."""
+    torch.set_flush_denormal(True)
+    return partial(judge, load_folder(folder), tokenizer=NanoTokenizer(folder))
 
 
 def chat_format(folder: Path) -> ChatFormat:

@@ -46,6 +46,16 @@ class NanoConfig:
     linear_beta: float = 25.0
     rms_norm_eps: float = 1e-5
 
+    @property
+    def window_dims(self) -> int:
+        """Features of each of the last tokens that the first layer hands on at the start."""
+        return (self.hidden_size - self.token_dims) // (self.conv_kernel - 1)
+
+    @property
+    def token_dims(self) -> int:
+        """Leading dimensions of the residual stream in which embeddings start; the others start with the window."""
+        return self.hidden_size * 3 // 5
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -83,6 +93,16 @@ class Conv(nn.Module):
         self.weight = nn.Parameter(start + 0.2 * torch.randn(channels, 1, kernel))
 
 
+def window_rows(c: NanoConfig, lag: int) -> slice:
+    start = c.token_dims + (lag - 1) * c.window_dims
+    return slice(start, start + c.window_dims)
+
+
+def window_features(c: NanoConfig) -> Tensor:
+    """The projection [window_dims, token_dims] every lag of the window starts with: the same, so that lags compare."""
+    return torch.randn(c.window_dims, c.token_dims, generator=torch.Generator().manual_seed(0)) * c.token_dims**-0.5
+
+
 def situ(gate_and_up: Tensor, beta: float, linear_beta: float) -> Tensor:
     if native.enabled():
         return native.situ(gate_and_up, beta, linear_beta)
@@ -101,7 +121,7 @@ def prepare(qkv: Tensor, kernel: Tensor, c: NanoConfig) -> tuple[Tensor, Tensor,
 
 
 class KDA(nn.Module):
-    def __init__(self, c: NanoConfig, out_gain: float) -> None:
+    def __init__(self, c: NanoConfig, out_gain: float, first: bool = False) -> None:
         super().__init__()
         self.c = c
         width = c.num_heads * c.kda_head_dim
@@ -115,7 +135,10 @@ class KDA(nn.Module):
         self.dt_bias = nn.Parameter(torch.empty(width).uniform_(-8.0, -2.0))
         self.o_norm = Norm(c.kda_head_dim, c.rms_norm_eps)
         self.o_proj = Weight(c.hidden_size, width, out_gain)
-        self._start_as_copying(width // 2)
+        if first:
+            self._start_as_window()
+        else:
+            self._start_as_copying(width // 2)
 
     @torch.no_grad()
     def _start_as_copying(self, rows: int) -> None:
@@ -131,7 +154,33 @@ class KDA(nn.Module):
         taps = 0.2 * torch.rand(rows, lags) + F.one_hot(torch.arange(rows) % lags, lags)
         self.q_conv1d.weight[:rows, 0] = F.pad(taps, (1, 0))
         self.k_conv1d.weight[:rows, 0] = F.pad(taps, (0, 1))
-        self.o_proj.weight[:, :rows] = self.v_proj.weight[:rows].t().flip(0)
+        token = slice(self.c.token_dims)
+        self.o_proj.weight[:, :rows] = 0.0
+        self.o_proj.weight[token, :rows] = 0.2 * self.v_proj.weight[:rows, token].t().flip(0)
+
+    @torch.no_grad()
+    def _start_as_window(self) -> None:
+        """Head j > 0 starts out handing on the token j places back, in `window_dims` features of the residual stream.
+
+        Its state forgets at once (largest decay) and its key equals its query, so it reads what it has just written: a
+        value whose filter has a single tap, j tokens back. The latent attention starts from these features.
+        """
+        c, width = self.c, self.c.kda_head_dim
+        for head in range(1, c.num_heads):
+            rows = slice(head * width, (head + 1) * width)
+            self.k_proj.weight[rows] = self.q_proj.weight[rows]
+            self.k_conv1d.weight[rows] = self.q_conv1d.weight[rows]
+            self.dt_bias[rows] = 4.0
+            self.f_b_proj.weight[rows] = 0.0
+            self.b_proj.weight[head] = 0.0
+            self.g_proj.weight[rows] = 0.0
+            self.v_conv1d.weight[rows] = 0.0
+            self.v_conv1d.weight[rows, 0, -1 - head] = 1.0
+            self.v_proj.weight[rows] = 0.0
+            # Small values keep to the straight part of SiLU; o_norm makes them large again.
+            self.v_proj.weight[rows][: c.window_dims, : c.token_dims] = 0.1 * window_features(c)
+            self.o_proj.weight[:, rows] = 0.0
+            self.o_proj.weight[window_rows(c, head), rows] = torch.eye(c.window_dims, width)
 
     def forward(self, h: Tensor) -> Tensor:
         c = self.c
@@ -168,6 +217,42 @@ class MLA(nn.Module):
         self.kv_b_proj = Weight(heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank)
         self.g_proj = Weight(heads * c.v_head_dim, c.hidden_size)
         self.o_proj = Weight(c.hidden_size, heads * c.v_head_dim, out_gain)
+        self._start_as_copying(heads // 2)
+
+    @torch.no_grad()
+    def _start_as_copying(self, heads: int) -> None:
+        """Half of the heads start out proposing what followed the same three tokens before, at any distance.
+
+        The shared part of the key is a sum of the features of the three tokens before, each in directions of its own;
+        the query has the current token and the two before it in those directions. The latent holds the token itself.
+        """
+        c, shared = self.c, self.c.qk_rope_head_dim
+        lags = c.conv_kernel - 1
+        features = window_features(c)
+        mix = [torch.linalg.qr(torch.randn(shared, c.window_dims))[0] for _ in range(lags)]
+        query = torch.zeros(shared, c.hidden_size)
+        key = torch.zeros(shared, c.hidden_size)
+        for lag in range(lags):
+            if lag:
+                query[:, window_rows(c, lag)] = mix[lag]
+            else:
+                query[:, : c.token_dims] = 1.25 * mix[lag] @ features
+            key[:, window_rows(c, lag + 1)] = mix[lag]
+        self.q_a_proj.weight[:shared] = query
+        latent, token = c.kv_lora_rank, slice(c.token_dims)
+        self.kv_a_proj_with_mqa.weight[latent:] = 4.0 * key
+        self.kv_a_proj_with_mqa.weight[:latent] = 0.0
+        into = torch.linalg.qr(torch.randn(c.token_dims, latent))[0].t()
+        self.kv_a_proj_with_mqa.weight[:latent, token] = into
+        for head in range(heads):
+            q = self.q_b_proj.weight.view(c.num_heads, -1, c.q_lora_rank)[head]
+            q.zero_()
+            q[c.qk_nope_head_dim :, :shared] = 2.0 * torch.eye(shared)
+            v = self.kv_b_proj.weight.view(c.num_heads, -1, latent)[head]
+            v[c.qk_nope_head_dim :] = torch.eye(c.v_head_dim, latent)
+            out = self.o_proj.weight.view(c.hidden_size, c.num_heads, -1)[:, head]
+            out.zero_()
+            out[token] = into.t().flip(0)
 
     def forward(self, h: Tensor) -> Tensor:
         c = self.c
@@ -260,7 +345,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Norm(c.hidden_size, c.rms_norm_eps)
         self.self_attention_res_norm, self.mlp_res_norm = (Norm(c.hidden_size, c.rms_norm_eps) for _ in range(2))
         self.self_attention_res_proj, self.mlp_res_proj = (Weight(1, c.hidden_size, 0.0) for _ in range(2))
-        self.self_attn = MLA(c, out_gain) if index + 1 in c.full_attn_layers else KDA(c, out_gain)
+        self.self_attn = MLA(c, out_gain) if index + 1 in c.full_attn_layers else KDA(c, out_gain, index == 0)
         if index == 0:
             self.mlp = MLP(c, c.intermediate_size, out_gain)
         else:
@@ -285,6 +370,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         nn.init.normal_(self.embed_tokens.weight, std=0.5)
+        self.embed_tokens.weight.data[:, c.token_dims :] = 0.0
         self.layers = nn.ModuleList(Layer(c, i) for i in range(c.num_hidden_layers))
         self.output_attn_res_norm = Norm(c.hidden_size, c.rms_norm_eps)
         self.output_attn_res_proj = Weight(1, c.hidden_size, 0.0)
@@ -297,7 +383,9 @@ class NanoModel(nn.Module):
         self.config = config
         self.model = Decoder(config)
         self.lm_head = Weight(config.vocab_size, config.hidden_size)
-        self.lm_head.weight.data = 0.05 * self.model.embed_tokens.weight.data.flip(1)
+        token = self.model.embed_tokens.weight.data[:, : config.token_dims]
+        self.lm_head.weight.data[:, : config.token_dims] = 0.05 * token.flip(1)
+        self.lm_head.weight.data[:, config.token_dims :] = 0.0
 
     def hidden(self, ids: Tensor) -> Tensor:
         """ids [B, T] -> the normalised last hidden [B, T, hidden]; `lm_head` turns rows of it into logits."""

@@ -25,7 +25,7 @@ from .tokenizer import NanoTokenizer
 from .tokenizer import train as train_tokenizer
 
 # (sequence length, share of the training time at which it stops being the longest one used, whatever was learned)
-CURRICULUM = ((256, 0.18), (512, 0.34), (1024, 0.56), (2048, 0.78), (4096, 1.0))
+CURRICULUM = ((256, 0.08), (512, 0.18), (1024, 0.36), (2048, 0.6), (4096, 1.0))
 READY_AT = 0.9
 """Share of value tokens right (a moving mean at the longest length) that makes the next length due early."""
 TOKENS_PER_STEP = 2048

@@ -15,6 +15,7 @@ import numpy as np
 
 from serai.checkpoints.snapshot import LatentPage, Snapshot
 from serai.runtime.bench.recall_cases import Case, cases
+from serai.runtime.bench.recall_torch import Judge, torch_judge
 from serai.runtime.bench.report import BenchFailed, Claim, Report
 from serai.runtime.chat import ChatFormat, chat_format_for
 from serai.runtime.chat.k3_tags import CLOSE
@@ -58,6 +59,7 @@ QUICK = Plan(
     damaged_counts={1024: 8},
 )
 
+TORCH = "torch"
 FAR = 4096
 LIMITS = {"recall_1k": 0.95, "recall_4k": 0.85, "recall_corrected": 0.9}
 
@@ -66,7 +68,8 @@ LIMITS = {"recall_1k": 0.95, "recall_4k": 0.85, "recall_corrected": 0.9}
 class Score:
     """The shares of cases whose whole answer, and whose remembered value alone, came out right."""
 
-    precision: Precision
+    reader: str
+    """`exact` or `fast`, the engine's precisions, or `torch`."""
     memory: Memory
     task: str
     distance_tokens: int
@@ -77,7 +80,7 @@ class Score:
 
     def to_json(self) -> dict[str, object]:
         return {
-            "precision": self.precision.value,
+            "reader": self.reader,
             "memory": self.memory.value,
             "task": self.task,
             "distance_tokens": self.distance_tokens,
@@ -89,22 +92,43 @@ class Score:
 
 
 def bench_recall(*, quick: bool, tell: Callable[[str], None], plan: Plan | None = None) -> Report:
-    """Ask the nano model inside the package, in both precisions; the claims are those of `fast`, the default."""
+    """Ask the nano model inside the package, in both precisions and where it can be had the torch model it came from.
+
+    The claims are those of `fast`, the default.
+    """
     chosen = plan or (QUICK if quick else FULL)
     found = find_model("nano")
     scores: list[Score] = []
     try:
         for precision in (Precision.EXACT, Precision.FAST):
             scores += _asked(found, precision, chosen, tell)
+        judge = torch_judge(found.path)
+        if not isinstance(judge, str):
+            scores += _asked_torch(judge, _chat(found), chosen, tell)
     finally:
         found.files.close()
-    return Report("recall", tuple(_claims(scores)), tuple(score.to_json() for score in scores))
+    claims = [*_claims(scores), _torch_claim(scores, judge if isinstance(judge, str) else "no such case was asked")]
+    return Report("recall", tuple(claims), tuple(score.to_json() for score in scores))
+
+
+def _chat(found: FoundModel) -> ChatFormat:
+    if found.tokenizer is None:
+        raise BenchFailed(f"the model {found.name} has no tokenizer, so nothing can be asked")
+    return chat_format_for(found.config.family.value, found.tokenizer)
+
+
+def _asked_torch(judge: Judge, chat: ChatFormat, plan: Plan, tell: Callable[[str], None]) -> list[Score]:
+    scores = []
+    for task in plan.tasks:
+        for distance, count in plan.counts.items():
+            tell(f"{TORCH}: {task} at {distance:,} tokens, {count} cases")
+            some = cases(task, distance, count, chat)
+            scores.append(_score(TORCH, Memory.WHOLE, some, distance, [judge(case) for case in some]))
+    return scores
 
 
 def _asked(found: FoundModel, precision: Precision, plan: Plan, tell: Callable[[str], None]) -> list[Score]:
-    if found.tokenizer is None:
-        raise BenchFailed(f"the model {found.name} has no tokenizer, so nothing can be asked")
-    chat = chat_format_for(found.config.family.value, found.tokenizer)
+    chat = _chat(found)
     loaded = load_model(found, precision, max_rows=STEP_ROWS)
     student = Student(Stepper(loaded, StatePool(loaded.layout)), chat)
     scores = []
@@ -117,16 +141,18 @@ def _asked(found: FoundModel, precision: Precision, plan: Plan, tell: Callable[[
                 for memory in Memory:
                     some = asked if memory is Memory.WHOLE else asked[:damaged]
                     if some:
-                        scores.append(_score(student, precision, memory, some, distance))
+                        results = [student.answers(case, memory) for case in some]
+                        scores.append(_score(precision.value, memory, some, distance, results))
     finally:
         loaded.model.close()
     return scores
 
 
-def _score(student: "Student", precision: Precision, memory: Memory, some: Sequence[Case], distance: int) -> Score:
-    results = [student.answers(case, memory) for case in some]
+def _score(
+    reader: str, memory: Memory, some: Sequence[Case], distance: int, results: Sequence[tuple[bool, bool]]
+) -> Score:
     return Score(
-        precision=precision,
+        reader=reader,
         memory=memory,
         task=some[0].task,
         distance_tokens=distance,
@@ -142,7 +168,7 @@ def _claims(scores: Sequence[Score]) -> list[Claim]:
         return [
             one
             for one in scores
-            if (one.precision, one.memory, one.task) == (Precision.FAST, memory, task)
+            if (one.reader, one.memory, one.task) == (Precision.FAST.value, memory, task)
             and (not distances or one.distance_tokens in distances)
         ]
 
@@ -172,6 +198,20 @@ def _claims(scores: Sequence[Score]) -> list[Claim]:
         else:
             claims.append(Claim.measured(name, share, "of answers", how))
     return claims
+
+
+def _torch_claim(scores: Sequence[Score], reason: str) -> Claim:
+    """How many groups of cases, asked whole, come out the same in the torch model and in `exact`."""
+    name = "recall_equals_torch"
+    groups: dict[tuple[str, int], dict[str, float]] = {}
+    for one in scores:
+        if one.memory is Memory.WHOLE and one.reader in (TORCH, Precision.EXACT.value):
+            groups.setdefault((one.task, one.distance_tokens), {})[one.reader] = one.answer
+    both = [found for found in groups.values() if len(found) > 1]
+    if not both:
+        return Claim(name, None, "of groups", None, None, reason)
+    equal = fmean(len(set(found.values())) == 1 for found in both)
+    return Claim.measured(name, equal, "of groups", f"{len(both)} tasks and distances, exact precision against torch")
 
 
 class Student:

@@ -100,4 +100,12 @@ def test_the_claims_stand_beside_chance_and_name_what_was_not_asked() -> None:
     assert claims["recall_1k"].value in (0.0, 1.0)
     assert claims["recall_4k"].value is None
     assert claims["recall_4k"].holds is None
-    assert [row["precision"] for row in report.table] == ["exact", "fast"]
+    readers = [row["reader"] for row in report.table]
+    assert readers[:2] == ["exact", "fast"]
+    peer = claims["recall_equals_torch"]
+    if readers[2:]:
+        assert readers[2:] == ["torch"]
+        assert peer.value == 1.0
+    else:
+        assert peer.value is None
+        assert peer.detail in ("torch is not installed", "the trainer, examples/train_nano, is in the repository only")
