@@ -26,6 +26,7 @@ async def main(model: str) -> None:
     async with open_runtime(model, budget="1GiB") as rt:
         reader = await rt.chat(thinking=False)
         await reader.send(NOTEBOOK, GREEDY).collect()
+        position = reader.session.position
         before = rt.status().budget.live_bytes
 
         started = time.perf_counter()
@@ -37,7 +38,7 @@ async def main(model: str) -> None:
         answers = await asyncio.gather(*(ask(fork, question) for fork, question in zip(forks, QUESTIONS, strict=True)))
         for question, answer in zip(QUESTIONS, answers, strict=True):
             print(f"{question:40} {answer}")
-        print(f"the reader is where it was, at position {reader.session.position}")
+        print(f"the reader stayed at its position, {position}: {reader.session.position == position}")
 
 
 if __name__ == "__main__":

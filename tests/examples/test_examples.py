@@ -1,5 +1,6 @@
 """Every example runs and says what it should."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,7 @@ def test_fork_three_ways(tiny: Path, tmp_path: Path) -> None:
     out = run("fork_three_ways.py", tiny, cwd=tmp_path)
     assert "and 0 bytes of state" in out
     assert "What is the job of Tom?" in out
+    assert re.search(r"the reader stayed at its position, \d+: True", out)
 
 
 def test_resume_after_crash(tiny: Path, tmp_path: Path) -> None:

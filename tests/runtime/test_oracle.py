@@ -32,6 +32,11 @@ def ours(model: str) -> dict[str, NDArray[np.generic]]:
         return evaluate(loaded, reference["tokens"], int(reference["split"]), 24)
 
 
+def test_every_reference_file_has_its_case() -> None:
+    files = {(file.parent.name, file.stem.removeprefix("ref_")) for file in shared("oracle").glob("*/ref_*.npz")}
+    assert files == {(model, reference) for model, reference, _ in CASES}
+
+
 def relative_error(got: NDArray[np.generic], want: NDArray[np.generic]) -> float:
     """RMS of the difference over RMS of the reference."""
     difference = got.astype(np.float64) - want.astype(np.float64)
