@@ -13,6 +13,9 @@ What fixes a row's bits: the context is cut at multiples of `SPLIT` tokens. In a
 multiply-adds over ascending d; m is the split's largest score, p = exp(score - m), their sum and each output run over
 ascending n. Splits are merged in ascending order, the first taken as it is. A row runs to its own token and no
 further, so later tokens touch nothing of it; rows, heads, pages and threads are grouped as is fastest.
+
+A model of few heads leaves lanes empty, so as many rows as fit stand *abreast* in one *line* of lanes: a row's heads,
+then those of the next row, as `q` and `out` have them.
 """
 
 from typing import Any, NamedTuple
@@ -37,8 +40,8 @@ I64 = NDArray[np.int64]
 SPLIT = 128
 """Tokens between two merges: part of the definition of every bit. As float32, a split's latents (0.3 MB) fit an L2."""
 
-ROW_TILE = 4
-"""Rows of a segment that share a loaded tile of latents. Decides no bits."""
+LINES = 4
+"""Lines of a segment's rows that share a loaded split of latents. Decides no bits."""
 
 # Multiply-adds below which waking other threads costs more than it saves.
 SPREAD_WORK = 1 << 18
@@ -57,6 +60,8 @@ class Attention(NamedTuple):
     out: Any
     vectors: Any
     """Vectors of heads that one task takes."""
+    abreast: Any
+    """Rows in a line."""
 
 
 class Scratch(NamedTuple):
@@ -68,8 +73,17 @@ class Scratch(NamedTuple):
     """`[SPLIT, vectors, 16]`: scores, then p."""
     factors: Any
     """`[2, vectors, 16]` of a merge."""
-    rows: Any
-    """For each row of the tile: queries `[width, vectors, 16]`, sums `[kv_lora, vectors, 16]`, m and the sum of p."""
+    lines: Any
+    """For each line, and one aside: queries `[width, vectors, 16]`, sums `[kv_lora, vectors, 16]`, m, sum of p."""
+
+
+class Line(NamedTuple):
+    """Addresses of one line's memory: see `Scratch.lines`."""
+
+    queries: Any
+    sums: Any
+    largest: Any
+    total: Any
 
 
 @inline
@@ -79,44 +93,43 @@ def _pitch_floats(width: int) -> int:
 
 
 @inline
-def _row_floats(width: int, kv_lora: int, vectors: int) -> int:
+def _line_floats(width: int, kv_lora: int, vectors: int) -> int:
     return ((width + 15) // 16 * 16 + (kv_lora + 15) // 16 * 16 + 2) * vectors * 16
 
 
 @inline
 def _slot_floats(width: int, kv_lora: int, vectors: int) -> int:
     shared = SPLIT * _pitch_floats(width) + (SPLIT + TILE_NUMBERS + 2) * vectors * 16
-    return shared + ROW_TILE * _row_floats(width, kv_lora, vectors)
+    return shared + (LINES + 1) * _line_floats(width, kv_lora, vectors)
 
 
 def mla_scratch_floats(kv_lora: int, rope: int, thread_count: int) -> int:
     """Length of the float32 `scratch` of `attend`. Nothing needs to be in it, and nothing of use is left in it."""
     width, lanes = kv_lora + rope, TILE_VECTORS * 16
     pitch = (-(-width // 16) | 1) * 16
-    row = (-(-width // 16) * 16 + -(-kv_lora // 16) * 16 + 2) * lanes
-    return 32 + thread_count * (SPLIT * pitch + (SPLIT + TILE_NUMBERS + 2) * lanes + ROW_TILE * row)
+    line = (-(-width // 16) * 16 + -(-kv_lora // 16) * 16 + 2) * lanes
+    return 32 + thread_count * (SPLIT * pitch + (SPLIT + TILE_NUMBERS + 2) * lanes + (LINES + 1) * line)
 
 
 @inline
-def _sums_of(a: Attention, s: Scratch, row: int) -> Any:
-    """Addresses of a row's queries, sums, largest scores and sums of p."""
+def _line_at(a: Attention, s: Scratch, line: int) -> Any:
     lane_bytes = a.vectors * LINE_BYTES
-    queries = s.rows + row * 4 * _row_floats(a.pages.width, a.kv_lora, a.vectors)
+    queries = s.lines + line * 4 * _line_floats(a.pages.width, a.kv_lora, a.vectors)
     sums = queries + (a.pages.width + 15) // 16 * 16 * lane_bytes
     largest = sums + (a.kv_lora + 15) // 16 * 16 * lane_bytes
-    return queries, sums, largest, largest + lane_bytes
+    return Line(queries, sums, largest, largest + lane_bytes)
 
 
 @inline
-def _transpose_queries(a: Attention, row: int, first_head: int, target: int) -> None:
-    """A row's queries of the task's heads as `[width, vectors, 16]`; heads that don't exist are zero."""
+def _transpose_queries(a: Attention, row: int, rows: int, first_head: int, target: int) -> None:
+    """The task's heads' queries of a line's rows as `[width, vectors, 16]`; heads that don't exist are zero."""
     width, lane_bytes = a.pages.width, a.vectors * LINE_BYTES
     for v in range(a.vectors):
         head = first_head + 16 * v
         source = addr(a.q, row * a.q.shape[1] + head * width)
         for d in range(0, width, 16):
             place = target + d * lane_bytes + v * LINE_BYTES
-            transpose_16(source + 4 * d, 4 * width, a.heads - head, width - d, place, lane_bytes)
+            transpose_16(source + 4 * d, 4 * width, rows * a.heads - head, width - d, place, lane_bytes)
 
 
 @inline
@@ -142,7 +155,7 @@ def _scores(a: Attention, s: Scratch, queries: int, count: int) -> None:
 
 @inline
 def _softmax(a: Attention, s: Scratch, count: int, is_first: bool, largest: int, total: int) -> None:
-    """Scores to p, and the factors that merge this split with those before; updates the row's m and sum of p."""
+    """Scores to p, and the factors that merge this split with those before; updates the line's m and sum of p."""
     lane_bytes = a.vectors * LINE_BYTES
     scale = splat_f32(a.scale)
     for v in range(0, lane_bytes, LINE_BYTES):
@@ -171,7 +184,7 @@ def _softmax(a: Attention, s: Scratch, count: int, is_first: bool, largest: int,
 
 @inline
 def _values(a: Attention, s: Scratch, sums: int, count: int, is_first: bool) -> None:
-    """Sum of p * latent over the first `count` latents, merged into the row's sums."""
+    """Sum of p * latent over the first `count` latents, merged into the line's sums."""
     lane_bytes, pitch_bytes = a.vectors * LINE_BYTES, 4 * _pitch_floats(a.pages.width)
     factors = 0 if is_first else s.factors
     for d in range(0, a.kv_lora, TILE_NUMBERS):
@@ -180,7 +193,22 @@ def _values(a: Attention, s: Scratch, sums: int, count: int, is_first: bool) -> 
 
 
 @inline
-def _finish(a: Attention, s: Scratch, row: int, first_head: int, sums: int, total: int) -> None:
+def _attend_split(a: Attention, s: Scratch, queries: int, to: Line, count: int, is_first: bool) -> None:
+    """Take the first `count` tokens of the loaded split into the sums, m and sum of p of `to`."""
+    _scores(a, s, queries, count)
+    _softmax(a, s, count, is_first, to.largest, to.total)
+    _values(a, s, to.sums, count, is_first)
+
+
+@inline
+def _take_lanes(source: Line, target: Line, first: int, count: int) -> None:
+    """Copy those lanes of one line's sums, m and sum of p to another; the lines are of one vector."""
+    for place in range(4 * first, target.total + LINE_BYTES - target.sums, LINE_BYTES):
+        store_lanes(target.sums + place, load_lanes(source.sums + place, count), count)
+
+
+@inline
+def _finish(a: Attention, s: Scratch, row: int, rows: int, first_head: int, sums: int, total: int) -> None:
     """Divide by the sum of p and write the heads' rows of `out`."""
     lane_bytes = a.vectors * LINE_BYTES
     square = s.weights
@@ -192,7 +220,7 @@ def _finish(a: Attention, s: Scratch, row: int, first_head: int, sums: int, tota
             for j in range(16):
                 store_at(column + j * lane_bytes, f32_at(column + j * lane_bytes) * inverse)
             transpose_16(column, lane_bytes, a.kv_lora - d, 16, square, LINE_BYTES)
-            for h in range(min(16, a.heads - head)):
+            for h in range(min(16, rows * a.heads - head)):
                 place = addr(a.out, row * a.out.shape[1] + (head + h) * a.kv_lora + d)
                 store_lanes(place, load_lanes(square + h * LINE_BYTES, 16), a.kv_lora - d)
 
@@ -201,28 +229,44 @@ def _finish(a: Attention, s: Scratch, row: int, first_head: int, sums: int, tota
 def _attend_tile(a: Attention, s: Scratch, segment: int, first_row: int, rows: int, first_head: int) -> None:
     """Rows first_row.. of a segment, for the task's heads."""
     position = a.seg_pos[segment] + first_row - a.seg_start[segment]
-    for i in range(rows):
-        queries, _, _, _ = _sums_of(a, s, i)
-        _transpose_queries(a, first_row + i, first_head, queries)
+    for row in range(0, rows, a.abreast):
+        queries = _line_at(a, s, row // a.abreast).queries
+        _transpose_queries(a, first_row + row, min(a.abreast, rows - row), first_head, queries)
     context = position + rows
     for first in range(0, context, SPLIT):
         _load_split(a, s, segment, first, min(SPLIT, context - first))
-        for i in range(rows):
-            # Row i sees the tokens up to its own.
-            count = min(SPLIT, position + i + 1 - first)
-            if count > 0:
-                queries, sums, largest, total = _sums_of(a, s, i)
-                _scores(a, s, queries, count)
-                _softmax(a, s, count, first == 0, largest, total)
-                _values(a, s, sums, count, first == 0)
-    for i in range(rows):
-        _, sums, _, total = _sums_of(a, s, i)
-        _finish(a, s, first_row + i, first_head, sums, total)
+        for row in range(0, rows, a.abreast):
+            _attend_line(a, s, row // a.abreast, min(a.abreast, rows - row), position + row, first)
+    for row in range(0, rows, a.abreast):
+        line = _line_at(a, s, row // a.abreast)
+        _finish(a, s, first_row + row, min(a.abreast, rows - row), first_head, line.sums, line.total)
 
 
 @inline
-def _row_tiles(seg_start: Any, segment: int) -> Any:
-    return (seg_start[segment + 1] - seg_start[segment] + ROW_TILE - 1) // ROW_TILE
+def _attend_line(a: Attention, s: Scratch, line: int, rows: int, position: int, first: int) -> None:
+    """The loaded split, from token `first` on, for a line of rows whose first is at `position`."""
+    here = _line_at(a, s, line)
+    most = min(SPLIT, position + rows - first)
+    if most <= 0:
+        return
+    if min(SPLIT, position + 1 - first) == most:
+        _attend_split(a, s, here.queries, here, most, first == 0)
+        return
+    # Row i sees the tokens up to its own, so here the rows part: each is computed aside and its lanes are taken over.
+    aside = _line_at(a, s, LINES)
+    for i in range(rows):
+        count = min(SPLIT, position + i + 1 - first)
+        if count > 0:
+            if first > 0:
+                _take_lanes(here, aside, i * a.heads, a.heads)
+            _attend_split(a, s, here.queries, aside, count, first == 0)
+            _take_lanes(aside, here, i * a.heads, a.heads)
+
+
+@inline
+def _row_tiles(seg_start: Any, segment: int, abreast: int) -> Any:
+    rows = LINES * abreast
+    return (seg_start[segment + 1] - seg_start[segment] + rows - 1) // rows
 
 
 @inline
@@ -230,11 +274,11 @@ def _attend_task(a: Attention, s: Scratch, task: int, groups: int) -> None:
     """Task = row tile * groups + group of heads."""
     tile, group = task // groups, task % groups
     segment = 0
-    while tile >= _row_tiles(a.seg_start, segment):
-        tile -= _row_tiles(a.seg_start, segment)
+    while tile >= _row_tiles(a.seg_start, segment, a.abreast):
+        tile -= _row_tiles(a.seg_start, segment, a.abreast)
         segment += 1
-    first_row = a.seg_start[segment] + tile * ROW_TILE
-    rows = min(ROW_TILE, a.seg_start[segment + 1] - first_row)
+    first_row = a.seg_start[segment] + tile * LINES * a.abreast
+    rows = min(LINES * a.abreast, a.seg_start[segment + 1] - first_row)
     first_head = group * a.vectors * 16
     _attend_tile(a, s, segment, first_row, rows, first_head)
 
@@ -251,6 +295,14 @@ def _worker(worker: int, a: Attention, tasks: int, groups: int, counter: int, sl
     while task < tasks:
         _attend_task(a, scratch, task, groups)
         task = atomic_add(counter, 1)
+
+
+@inline
+def _tiles(seg_start: Any, abreast: int) -> Any:
+    tiles = 0
+    for segment in range(seg_start.size - 1):
+        tiles += _row_tiles(seg_start, segment, abreast)
+    return tiles
 
 
 @kernel(
@@ -287,10 +339,13 @@ def attend(
     slots = (scratch.size - 32) // _slot_floats(width, kv_lora, TILE_VECTORS)
     if slots < 1:
         raise ValueError("attend needs mla_scratch_floats(kv_lora, rope, threads) floats of scratch")
-    tiles = 0
+    # As many rows abreast as a vector holds, unless that leaves threads without a task.
+    abreast = max(1, 16 // heads)
+    while abreast > 1 and _tiles(seg_start, abreast) < slots:
+        abreast //= 2
+    tiles = _tiles(seg_start, abreast)
     multiplications = 0
     for segment in range(seg_start.size - 1):
-        tiles += _row_tiles(seg_start, segment)
         rows = seg_start[segment + 1] - seg_start[segment]
         multiplications += rows * (seg_pos[segment] + rows) * heads * width
     # As many heads together as registers hold, unless that leaves threads without a task.
@@ -298,7 +353,7 @@ def attend(
     vectors = min(TILE_VECTORS, (head_vectors * tiles + slots - 1) // slots, head_vectors)
     groups = (head_vectors + vectors - 1) // vectors
     pages = Pages(page_addr, page_start, page_tokens, layer_offset, width, latent_bytes)
-    attention = Attention(q, scale, heads, kv_lora, seg_start, seg_pos, pages, out, vectors)
+    attention = Attention(q, scale, heads, kv_lora, seg_start, seg_pos, pages, out, vectors, abreast)
     counter = (addr(scratch, 0) + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
     atomic_store(counter, 0)
     arguments = (attention, tiles * groups, groups, counter, counter + LINE_BYTES)

@@ -139,12 +139,15 @@ def test_a_rows_bits_do_not_depend_on_the_batch_its_order_threads_or_scratch() -
         threads.set_threads(before)
 
 
-def test_a_row_alone_gives_the_bits_it_has_among_others() -> None:
-    session = Session(4, 64, 32, SPLIT + 12)
+@pytest.mark.parametrize("heads", [1, 3, 4, 5, 8, 9])
+@pytest.mark.parametrize("first", [0, 3, SPLIT - 5])
+def test_a_row_alone_gives_the_bits_it_has_among_others(heads: int, first: int) -> None:
+    """With few heads several rows stand in one vector, and part at a split's end."""
+    session = Session(heads, 20, 12, 2 * SPLIT + 12)
     store([(session, 0, session.tokens)])
-    (together,) = run([(session, 0, session.tokens)])
-    for t in (0, 1, SPLIT - 1, SPLIT, session.tokens - 1):
-        same(run([(session, t, t + 1)])[0][0], together[t])
+    (together,) = run([(session, first, session.tokens)], slots=1)
+    for t in range(first, session.tokens):
+        same(run([(session, t, t + 1)])[0][0], together[t - first])
 
 
 def test_wrong_arrays_sizes_and_scratch_are_refused() -> None:
