@@ -12,8 +12,9 @@ KEPT = 1_000
 class LoopDelay:
     """Sleeps for short times and notes how much longer it took."""
 
-    def __init__(self) -> None:
-        self._delays_s: deque[float] = deque(maxlen=KEPT)
+    def __init__(self, kept: int | None = KEPT) -> None:
+        """Keeps that many measurements, the latest; None for all."""
+        self._delays_s: deque[float] = deque(maxlen=kept)
 
     async def measure(self) -> None:
         """Runs until cancelled."""

@@ -125,12 +125,12 @@ def write_mid_model(folder: Path, shape: TinyModel, *, seed: int = 0) -> int:
     return write_checkpoint(
         folder,
         tensors,
-        lambda name, tensor: _tensor(name, tensor, stored[name][1], shape.kda_heads, seed),
+        lambda name, tensor: mid_tensor(name, tensor, stored[name][1], shape.kda_heads, seed),
         shards=shards,
     )
 
 
-def _tensor(name: str, tensor: StoredTensor, role: TensorRole, heads: int, seed: int) -> NDArray[Any]:
+def mid_tensor(name: str, tensor: StoredTensor, role: TensorRole, heads: int, seed: int) -> NDArray[Any]:
     """A tensor's values; of a large matrix only the first rows are drawn, and repeated."""
     if len(tensor.shape) != 2 or np.prod(tensor.shape) <= _DRAWN:
         return random_tensor(name, tensor, role, heads, seed)

@@ -69,6 +69,15 @@ def kernels(quick: Quick = False, _folder: Unused = None, as_json: Json = False)
 
 
 @app.command()
+def experts(quick: Quick = False, folder: Folder = None, as_json: Json = False) -> None:
+    """A model several times its budget: experts read from disk against what the disk and the processor give."""
+    with reporting(as_json=as_json) as out:
+        from serai.runtime.bench.experts import bench_experts
+
+        _show(out, bench_experts(bench_folder(folder, os.environ), quick=quick, tell=out.note))
+
+
+@app.command()
 def cache(
     trace: Annotated[
         list[Path] | None,
