@@ -171,7 +171,7 @@ class Computing:
 
 def model_in(rt: Runtime) -> KimiModel:
     """The model behind a runtime; for measuring only."""
-    engine = rt._services.driver._engine
+    engine = rt._services.driver.engine
     if not isinstance(engine, Engine) or not isinstance(engine._model, KimiModel):
         raise AssertionError("open_runtime runs a KimiModel")
     return engine._model
