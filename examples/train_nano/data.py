@@ -170,7 +170,7 @@ class _Author:
 
     def some_key(self) -> tuple[str, str]:
         known = list(self.known.values())
-        if self.rng.random() < 0.12:
+        if self.rng.random() < 0.2:
             return facts.neighbour_key(self.rng, known, self.taken)
         return self.rng.choice(known).key
 
