@@ -14,6 +14,7 @@ from serai.runtime.engine import Engine
 from serai.runtime.engine_thread import EngineThread
 from serai.runtime.errors import BadParameter
 from serai.runtime.experts.access import Experts
+from serai.runtime.experts.heat import layer_heat
 from serai.runtime.experts.opening import whole_working_sets
 from serai.runtime.experts.streamed import StreamedExperts
 from serai.runtime.memory.byte_sizes import parse_bytes
@@ -157,9 +158,13 @@ def _watch(experts: Experts | None) -> Callable[[], ExpertStatus] | None:
             slots=status.slots,
             experts=len(experts.cache.layers) * experts.cache.experts,
             hits=status.cache.hits + status.cache.late,
+            late=status.cache.late,
             misses=status.cache.misses,
+            guessed=status.cache.guessed,
+            guesses_used=status.cache.guesses_used,
             read_bytes=status.reads.read_bytes,
             read_s=status.reads.reading_s,
+            layers=layer_heat(experts.cache),
         )
 
     return look

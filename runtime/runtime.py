@@ -129,6 +129,10 @@ class Runtime:
             await session.close()
             raise
 
+    def chat_over(self, session: Session) -> Chat:
+        """The conversation that a live session holds; raises `PromptInvalid` when no chat has filled it."""
+        return Chat.over(session, self.chat_format())
+
     async def resume(self, point: Point | str, *, as_is: bool = False) -> Session:
         """A live session at a durable point: a `Point`, or the id of a node or session, or a tag.
 
@@ -192,7 +196,7 @@ class Runtime:
                 loop_delay_p99_s=services.loop_delay.p99_s(),
             ),
             experts=None if facts.experts is None else facts.experts(),
-            store_bytes=None,
+            store_bytes=services.store_size.last(),
             sessions=tuple(session.status(now_s) for session in services.live.values()),
         )
 

@@ -21,6 +21,7 @@ from serai.runtime.sessions.journal import Journal
 from serai.runtime.sessions.prefixes import Prefixes
 from serai.runtime.sessions.returning import Returning
 from serai.runtime.sessions.saver import Saver
+from serai.runtime.sessions.store_size import StoreSize
 from serai.runtime.state import State, StatePool
 from serai.runtime.step import StepEngine
 from serai.runtime.text.tokenizer import Tokenizer
@@ -56,6 +57,7 @@ class Services:
     prefixes: Prefixes
     keeper: Keeper
     saver: Saver
+    store_size: StoreSize
     tokenizer: Tokenizer | None
     vocab_size: int
     max_positions: int
@@ -102,6 +104,7 @@ class Services:
             tasks.start_soon(self.loop_delay.measure)
             tasks.start_soon(self.saver.run)
             tasks.start_soon(self.returning.run)
+            tasks.start_soon(self.store_size.run)
 
     async def recall(self) -> None:
         """Learn which prefixes the store has snapshots of."""
@@ -135,6 +138,7 @@ def assemble(
         prefixes=prefixes,
         keeper=Keeper(driver, pool, admission, journal, prefixes),
         saver=Saver(journal, prefixes),
+        store_size=StoreSize(journal.file_bytes if journal.is_durable else None),
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         max_positions=max_positions,

@@ -61,15 +61,38 @@ class BudgetStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerHeat:
+    """The experts of one layer: lookups since opening, how many are `held` now, and how much each was wanted lately.
+
+    `heat` has one digit a group of neighbouring experts (`experts.heat`), from 9, within a factor of two of the most
+    wanted group of any layer, down by one a halving; 0 is a group nobody wanted.
+    """
+
+    layer: int
+    hits: int
+    misses: int
+    held: int
+    heat: str
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertStatus:
-    """The expert cache since opening: `slots` of `experts` fit, `hits` and `misses` of lookups, bytes read."""
+    """The expert cache since opening: `slots` of `experts` fit, `hits` and `misses` of lookups, bytes read.
+
+    `late` of the hits found their read under way. `guessed` experts were read ahead, `guesses_used` of them were wanted
+    when their layer came.
+    """
 
     slots: int
     experts: int
     hits: int
+    late: int
     misses: int
+    guessed: int
+    guesses_used: int
     read_bytes: int
     read_s: float
+    layers: tuple[LayerHeat, ...] = ()
 
     @property
     def hit_rate(self) -> float:

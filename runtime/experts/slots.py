@@ -76,6 +76,8 @@ class SlotTable:
         self._guessed = np.zeros(slots, dtype=np.bool_)
         self._last_used = np.zeros(keys, dtype=np.int64)
         self._frequency = np.zeros(keys, dtype=np.float64)
+        self._layer_hits = np.zeros(len(self.layers), dtype=np.int64)
+        self._layer_misses = np.zeros(len(self.layers), dtype=np.int64)
         self._now = 0
         self._at_place = 0
 
@@ -102,13 +104,15 @@ class SlotTable:
         age = self._now - self._last_used[keys]
         self._frequency[keys] = self._frequency[keys] * fading(age, len(self.layers)) + 1.0
         self._last_used[keys] = self._now
-        counters, late = self.counters, int(loading.sum())
+        counters, late, found = self.counters, int(loading.sum()), int(held.sum())
+        self._layer_hits[self._at_place] += found
+        self._layer_misses[self._at_place] += len(ids) - found
         self.counters = replace(
             counters,
             picks=counters.picks + picks,
-            hits=counters.hits + int(held.sum()) - late,
+            hits=counters.hits + found - late,
             late=counters.late + late,
-            misses=counters.misses + len(ids) - int(held.sum()),
+            misses=counters.misses + len(ids) - found,
             guesses_used=counters.guesses_used + used,
         )
         return slots
@@ -213,6 +217,15 @@ class SlotTable:
         """How often each expert was wanted, old uses faded, cached or not; float64 `[layers, experts]`."""
         left = fading(self._now - self._last_used, len(self.layers))
         return (self._frequency * left).reshape(len(self.layers), self.experts)
+
+    def layer_lookups(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Experts wanted that had a slot, and that had none; each int64 `[layers]`."""
+        return self._layer_hits.copy(), self._layer_misses.copy()
+
+    def held(self) -> NDArray[np.int64]:
+        """How many experts of each layer have a slot, int64 `[layers]`."""
+        held: NDArray[np.int64] = (self._slot_of != NOT_HELD).reshape(len(self.layers), self.experts).sum(axis=1)
+        return held
 
     def remember(self, usage: NDArray[np.float64]) -> None:
         """Start from the `usage` of an earlier table; only before anything was wanted."""

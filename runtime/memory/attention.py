@@ -42,10 +42,12 @@ PUBLISHED = (
 
 
 def alternatives(config: ModelConfig, value_bytes: int) -> tuple[AttentionCost, ...]:
-    """The same model three ways: as it is, with latent attention in every layer, and with its latents expanded."""
+    """The same model four ways: as it is, with latent attention in every layer, with its latents expanded, and with
+    full attention in every layer: expanded latents, and for a KDA layer the keys and values of as many heads."""
     mla, kda = config.mla, config.kda
     kda_floats = config.kda_layers * kda.heads * kda.head_dim**2
     expanded = config.mla_layers * mla.heads * (mla.query_dim + mla.v_dim) * value_bytes
+    full = kv_token_bytes(layers=config.kda_layers, kv_heads=kda.heads, head_dim=kda.head_dim, value_bytes=value_bytes)
     return (
         AttentionCost(
             f"this model ({config.mla_layers} MLA + {config.kda_layers} KDA layers)",
@@ -57,4 +59,5 @@ def alternatives(config: ModelConfig, value_bytes: int) -> tuple[AttentionCost, 
             latent_token_bytes(layers=config.num_layers, latent_width=mla.latent_width, value_bytes=value_bytes),
         ),
         AttentionCost(f"keys and values of its {config.mla_layers} MLA layers, expanded", expanded),
+        AttentionCost(f"all {config.num_layers} layers full attention", expanded + full),
     )

@@ -1,39 +1,21 @@
-"""The monitor on a terminal: keys become changes of the model or actions on the source, the model becomes pages."""
+"""The monitor: a `Watcher` whose keys also act on the sessions it shows."""
 
-import asyncio
-import signal
-import time
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import aclosing
-from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
-import anyio
-from textual import on
-from textual.app import App, ComposeResult, SystemCommand
-from textual.binding import Binding, BindingType
-from textual.events import Click
+from textual.app import SystemCommand
 from textual.screen import Screen
-from textual.widgets import Input
 
+from serai.checkpoints.names import MAX_NAME_CHARS
 from serai.runtime.monitor import keys
-from serai.runtime.monitor.budget_page import budget_page
-from serai.runtime.monitor.detail_page import detail_page
+from serai.runtime.monitor.chat_page import Conversation
+from serai.runtime.monitor.chat_screen import ChatScreen
 from serai.runtime.monitor.dialogs import Ask, Confirm
-from serai.runtime.monitor.experts_page import experts_page
-from serai.runtime.monitor.frame import help_page, hints_line, tab_at, tabs_line, title_line
-from serai.runtime.monitor.log_page import log_page
-from serai.runtime.monitor.model import LogEntry, Model, View
-from serai.runtime.monitor.page import Page
-from serai.runtime.monitor.sessions_page import sessions_page
-from serai.runtime.monitor.source import Action, ActionKind, ActionRefused, Outcome, Source, SourceUnreachable
-from serai.runtime.monitor.tree import Order, Showing
-from serai.runtime.monitor.widgets import Lines, PageView
+from serai.runtime.monitor.model import LogEntry, View
+from serai.runtime.monitor.source import Action, ActionKind, ActionRefused, Outcome, SourceUnreachable
+from serai.runtime.monitor.watcher import Watcher
 from serai.runtime.status import SessionStatus
-
-LONGEST_RETRY_S = 8.0
 
 _SURE = {
     ActionKind.PAUSE: ("Pause {name}? Its program can't go on with it until it is resumed.", "pause"),
@@ -43,238 +25,8 @@ _SURE = {
 """What is asked before something is done that a key struck by mistake should not do."""
 
 
-def wall_clock() -> str:
-    """The time of day here, for the log."""
-    return datetime.now().astimezone().strftime("%H:%M:%S")
-
-
-class Monitor(App[None]):
-    """Watches `source`, asking for its status every `every_s` seconds; None leaves asking to the caller of `poll`."""
-
-    TITLE = "serai monitor"
-    CSS = "Screen { layout: vertical; } #search { padding: 0 1; display: none; }"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(key.keys, key.action, key.told, show=False) for key in keys.ALL),
-        Binding("ctrl+c", "quit", show=False, priority=True),
-    ]
-
-    def __init__(
-        self,
-        source: Source,
-        *,
-        every_s: float | None = 1.0,
-        light: bool = False,
-        clock: Callable[[], str] = wall_clock,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__()
-        self.animation_level = "none"
-        self.theme = "textual-light" if light else "textual-dark"
-        self.model = Model(source.name)
-        self._source = source
-        self._every_s = every_s
-        self._clock = clock
-        self._monotonic = monotonic
-        self._lost_at_s: float | None = None
-        self._failures = 0
-        self._answered = anyio.Event()
-
-    def compose(self) -> ComposeResult:
-        yield Lines(lambda width: title_line(self.model, width), id="title")
-        yield Lines(lambda width: tabs_line(self.model), id="tabs")
-        yield PageView(id="page")
-        told = "search labels, namespaces and ids; enter keeps, esc clears"
-        yield Input(placeholder=told, id="search", compact=True)
-        yield Lines(lambda width: hints_line(self.model, width), id="hints")
-
-    def on_mount(self) -> None:
-        self._page.turn(self._make)
-        self._page.focus()
-        if self._every_s is not None:
-            # Being told to end is no reason to leave the terminal in disorder.
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit)
-            self.run_worker(self._poll_always())
-            self.run_worker(self._listen_always(self._every_s))
-
-    async def on_unmount(self) -> None:
-        await self._source.close()
-
-    @property
-    def _page(self) -> PageView:
-        return self.screen_stack[0].query_one("#page", PageView)
-
-    def _make(self, width: int) -> Page:
-        # A page with a cursor has two columns for it.
-        match self.model.view:
-            case View.SESSIONS:
-                return sessions_page(self.model, width)
-            case View.BUDGET:
-                return budget_page(self.model, width)
-            case View.EXPERTS:
-                return experts_page(self.model, width)
-            case View.LOG:
-                return log_page(self.model, width)
-            case View.DETAIL:
-                return detail_page(self.model, width)
-            case View.HELP:
-                return help_page()
-
-    def redraw(self) -> None:
-        """Show the model as it is now."""
-        for shown in self.screen_stack[0].query(Lines):
-            shown.redraw()
-
-    # What arrives.
-
-    async def poll(self) -> float:
-        """Ask for the status once; how many seconds to wait before the next time."""
-        every_s = self._every_s or 1.0
-        try:
-            status = await self._source.status()
-            if not self.model.connection.is_live:
-                self.model.comparison = await self._source.comparison()
-        except SourceUnreachable as error:
-            now_s = self._monotonic()
-            if self._lost_at_s is None:
-                self._lost_at_s = now_s
-            wait_s = min(every_s * 2.0**self._failures, LONGEST_RETRY_S)
-            self._failures = min(self._failures + 1, 10)
-            lost_s = max(now_s - self._lost_at_s, 0.0)
-            self.model.lost(str(error), lost_s=lost_s, retry_s=wait_s, time=self._clock())
-        else:
-            self._lost_at_s, self._failures = None, 0
-            self.model.saw(status, self._clock())
-            self._answered.set()
-            wait_s = every_s
-        self.redraw()
-        return wait_s
-
-    async def listen(self) -> bool:
-        """Log events until the connection ends; False when there will never be any."""
-        try:
-            async with aclosing(self._source.events()) as events:
-                async for event in events:
-                    self.model.happened(event, self._clock())
-        except SourceUnreachable:
-            return True  # the next poll finds out, and says so
-        self.model.log.append(LogEntry(self._clock(), "no events", detail="this server tells none; only figures"))
-        return False
-
-    async def _poll_always(self) -> None:
-        while True:
-            wait_s = await self.poll()
-            await anyio.sleep(wait_s)
-
-    async def _listen_always(self, every_s: float) -> None:
-        while True:
-            await self._answered.wait()
-            if not await self.listen():
-                return
-            self._answered = anyio.Event()
-            await anyio.sleep(every_s)
-
-    # Views and moving.
-
-    def action_view(self, name: str) -> None:
-        self._turn(View(name))
-
-    def action_open(self) -> None:
-        if self.model.view is View.SESSIONS and self.model.selected is not None:
-            self._turn(View.DETAIL)
-
-    async def action_back(self) -> None:
-        model = self.model
-        if model.view in (View.DETAIL, View.HELP):
-            self._turn(model.came_from)
-        elif model.view is View.SESSIONS:
-            model.query, model.showing, model.notice = "", Showing.ALL, ""
-            self._search.value = ""
-            self._search.display = False
-            self.redraw()
-
-    def action_move(self, lines: int) -> None:
-        self._page.move(lines)
-
-    def action_move_pages(self, pages: int) -> None:
-        self._page.move(pages * self._page.body_lines)
-
-    def action_move_to(self, index: int) -> None:
-        self._page.move_to(index)
-
-    @on(PageView.Selected)
-    def _selected(self) -> None:
-        if self.model.view is View.SESSIONS and self._page.key is not None:
-            self.model.selected = self._page.key
-
-    @on(PageView.Opened)
-    def _opened(self) -> None:
-        self.action_open()
-
-    @on(Click, "#tabs")
-    def _tab_clicked(self, event: Click) -> None:
-        view = tab_at(self.model, event.x)
-        if view is not None:
-            self._turn(view)
-
-    def _turn(self, view: View) -> None:
-        model = self.model
-        if view is View.EXPERTS and (model.status is None or model.status.experts is None):
-            model.tell("this model's experts are all in memory, or it has none")
-        else:
-            if model.view not in (View.DETAIL, View.HELP):
-                model.came_from = model.view
-            elif view is not View.HELP and view is not View.DETAIL:
-                model.came_from = view
-            model.view = view
-            model.notice = ""
-            self._page.turn(self._make)
-            if view is View.SESSIONS and model.selected is not None:
-                self._page.select(model.selected)
-        self.redraw()
-
-    # The list.
-
-    @property
-    def _search(self) -> Input:
-        return self.screen_stack[0].query_one("#search", Input)
-
-    def action_search(self) -> None:
-        if self.model.view is not View.SESSIONS:
-            self._turn(View.SESSIONS)
-        self._search.display = True
-        self._search.focus()
-
-    @on(Input.Changed, "#search")
-    def _searched(self, event: Input.Changed) -> None:
-        self.model.query = event.value
-        self.redraw()
-
-    @on(Input.Submitted, "#search")
-    def _search_kept(self) -> None:
-        self._search.display = False
-        self._page.focus()
-
-    def action_order(self) -> None:
-        orders = list(Order)
-        self.model.order = orders[(orders.index(self.model.order) + 1) % len(orders)]
-        self.redraw()
-
-    def action_reverse(self) -> None:
-        self.model.reverse = not self.model.reverse
-        self.redraw()
-
-    def action_showing(self) -> None:
-        kinds = list(Showing)
-        self.model.showing = kinds[(kinds.index(self.model.showing) + 1) % len(kinds)]
-        self.redraw()
-
-    def action_fold(self) -> None:
-        if self.model.selected is not None:
-            self.model.folded ^= {self.model.selected}
-            self.redraw()
-
-    def action_light_or_dark(self) -> None:
-        self.theme = "textual-dark" if self.theme == "textual-light" else "textual-light"
+class Monitor(Watcher):
+    """A watcher of `source` with all keys."""
 
     # Acting.
 
@@ -283,7 +35,7 @@ class Monitor(App[None]):
         session = self._acted_on()
         if session is None:
             return
-        action = Action(kind, session.id)
+        action = Action(kind, session.id, position=self._node_position() if kind is ActionKind.FORK else None)
         if kind in _SURE:
             question, verb = _SURE[kind]
             self.push_screen(Confirm(question.format(name=_name(session)), verb), partial(self._confirmed, action))
@@ -314,6 +66,54 @@ class Monitor(App[None]):
             answered,
         )
 
+    def _node_position(self) -> int | None:
+        """Where the node under the cursor stands, where nodes are shown: a fork starts there."""
+        detail = self.model.selected_detail()
+        if self.model.view is not View.NODES or detail is None:
+            return None
+        return next((node.position for node in detail.nodes if node.id == self.model.node), None)
+
+    def action_chat(self) -> None:
+        session = self._acted_on()
+        if session is not None:
+            self.run_worker(self._chat(session))
+
+    async def _chat(self, session: SessionStatus) -> None:
+        """Fork the session, here or at the node under the cursor, and open a chat with the fork."""
+        label = f"{session.label or session.id[:8]}, chat"[:MAX_NAME_CHARS].strip()
+        fork = Action(ActionKind.FORK, session.id, label, position=self._node_position())
+        try:
+            detail = await self._source.detail(session.id)
+            outcome = await self._source.act(fork)
+        except (ActionRefused, SourceUnreachable) as error:
+            self._tell("refused", session.id, f"chat: {error}")
+            return
+        earlier = () if detail is None or fork.position is not None else detail.passages
+        chat = Conversation(session.label or session.id[:8], outcome.session_id or "", earlier)
+        self._tell("asked", session.id, f"chat: {outcome.message}")
+        self.push_screen(ChatScreen(self._source, chat), partial(self._chat_left, chat))
+        await self.poll()
+
+    def _chat_left(self, chat: Conversation, told: str | None) -> None:
+        """The fork was put away."""
+        self._tell("chat left", chat.session_id, told or "the chat was left")
+        self.model.was_paused(chat.session_id)
+        self.run_worker(self.poll())
+
+    async def action_quit(self) -> None:
+        """Leave; a chat that is open is put away first."""
+        for screen in self.screen_stack:
+            if isinstance(screen, ChatScreen):
+                await screen.leave()
+        self.exit()
+
+    def _tell(self, what: str, session_id: str, told: str) -> None:
+        """Say something and log it."""
+        session = self.model.session(session_id)
+        self.model.tell(told)
+        self.model.log.append(LogEntry(self._clock(), what, session_id, "" if session is None else session.label, told))
+        self.redraw()
+
     def action_ask_tag(self) -> None:
         self._ask_value(ActionKind.TAG, "A tag for the point where {name} stands:", lambda one: "")
 
@@ -334,7 +134,9 @@ class Monitor(App[None]):
 
     def action_resume_other(self) -> None:
         def answered(name: str | None) -> None:
-            if name:
+            if name and not self.model.about.may_act:
+                self._tell("refused", "", "resume: this monitor only looks on; acting needs the server's key")
+            elif name:
                 self._start(Action(ActionKind.RESUME, name))
 
         self.push_screen(Ask("Resume which point, session or tag?"), answered)
@@ -353,11 +155,14 @@ class Monitor(App[None]):
     def _acted_on(self) -> SessionStatus | None:
         """The selected session, where one is in view."""
         session = self.model.session(self.model.selected)
-        if self.model.view not in (View.SESSIONS, View.DETAIL) or session is None:
+        if self.model.view not in (View.SESSIONS, View.DETAIL, View.NODES) or session is None:
             self.model.tell("select a session first (1 shows them)")
-            self.redraw()
-            return None
-        return session
+        elif not self.model.about.may_act:
+            self.model.tell("this monitor only looks on: acting needs the server's key (--key or SERAI_API_KEY)")
+        else:
+            return session
+        self.redraw()
+        return None
 
     def _confirmed(self, action: Action, sure: bool | None) -> None:
         if sure:
@@ -368,16 +173,12 @@ class Monitor(App[None]):
 
     async def _report(self, what: str, session_id: str, do: Callable[[], Awaitable[Outcome]]) -> None:
         """Do it, say what came of it, and look again."""
-        session = self.model.session(session_id)
-        label = "" if session is None else session.label
         try:
             outcome = await do()
         except (ActionRefused, SourceUnreachable) as error:
-            self.model.tell(f"{what}: {error}")
-            self.model.log.append(LogEntry(self._clock(), "refused", session_id, label, self.model.notice))
+            self._tell("refused", session_id, f"{what}: {error}")
         else:
-            self.model.tell(f"{what}: {outcome.message}")
-            self.model.log.append(LogEntry(self._clock(), "asked", session_id, label, self.model.notice))
+            self._tell("asked", session_id, f"{what}: {outcome.message}")
             if what == ActionKind.PAUSE.value:
                 self.model.was_paused(session_id)
             elif what == ActionKind.DELETE.value:

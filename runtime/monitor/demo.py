@@ -11,10 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
+import anyio
+
 from serai.runtime.memory.attention import AttentionCost, kv_token_bytes, latent_token_bytes
-from serai.runtime.monitor.source import Action, ActionKind, ActionRefused, Outcome
+from serai.runtime.monitor.demo_text import demo_detail
+from serai.runtime.monitor.detail import SessionDetail
+from serai.runtime.monitor.source import About, Action, ActionKind, ActionRefused, Outcome
+from serai.runtime.monitor.transcript import Passage, Voice
 from serai.runtime.sessions.events import EventKind, SessionEvent, Watcher
-from serai.runtime.status import BudgetStatus, ExpertStatus, SessionStatus, Status, WorkStatus
+from serai.runtime.status import BudgetStatus, ExpertStatus, LayerHeat, SessionStatus, Status, WorkStatus
 
 FIXED_BYTES = 20 * 32 * 128 * 128 * 4
 TOKEN_BYTES = latent_token_bytes(layers=7, latent_width=576, value_bytes=2)
@@ -35,12 +40,14 @@ class _Agent:
     status: SessionStatus
     busy_steps: int = 0
     tool_steps: int = 0
+    said_tokens: int = 0
 
 
 class Demo:
     """A `Source` over a simulation of `sessions` agents."""
 
-    def __init__(self, *, seed: int = 7, sessions: int = SESSIONS) -> None:
+    def __init__(self, *, seed: int = 7, sessions: int = SESSIONS, word_s: float = 0.08) -> None:
+        self._word_s = word_s
         self._random = Random(seed)
         self._agents: dict[str, _Agent] = {}
         self._paused: dict[str, SessionStatus] = {}
@@ -88,22 +95,42 @@ class Demo:
                 promotions=self._moves,
                 loop_delay_p99_s=0.0011,
             ),
-            experts=ExpertStatus(2_100, 6_656, self._hits, self._misses, self._misses * 3_500_000, self._misses * 1e-3),
+            experts=self._experts(),
             store_bytes=sum(one.position for one in sessions) * TOKEN_BYTES + len(self._paused) * FIXED_BYTES,
             sessions=sessions,
         )
 
-    async def comparison(self) -> tuple[AttentionCost, ...]:
-        return (
-            AttentionCost("this model (7 MLA + 20 KDA layers)", TOKEN_BYTES, FIXED_BYTES),
-            AttentionCost(
-                "all 27 layers latent attention", latent_token_bytes(layers=27, latent_width=576, value_bytes=2)
-            ),
-            AttentionCost(
-                "all 27 layers multi-head attention",
-                kv_token_bytes(layers=27, kv_heads=32, head_dim=128, value_bytes=2),
-            ),
+    async def about(self) -> About:
+        return About(
+            (
+                AttentionCost("this model (7 MLA + 20 KDA layers)", TOKEN_BYTES, FIXED_BYTES),
+                AttentionCost(
+                    "all 27 layers latent attention", latent_token_bytes(layers=27, latent_width=576, value_bytes=2)
+                ),
+                AttentionCost(
+                    "all 27 layers full attention", kv_token_bytes(layers=27, kv_heads=32, head_dim=128, value_bytes=2)
+                ),
+            )
         )
+
+    async def detail(self, session_id: str) -> SessionDetail | None:
+        agent = self._agents.get(session_id)
+        if agent is None:
+            return None
+        one, number = agent.status, list(self._agents).index(session_id)
+        answering = one.doing == "generate"
+        return demo_detail(session_id, number, one.position, one.turn, agent.said_tokens, answering=answering)
+
+    async def say(self, session_id: str, text: str) -> AsyncGenerator[Passage, None]:
+        if session_id not in self._agents:
+            raise ActionRefused(f"session {session_id} is not live, so nothing can be said to it")
+        answer = (
+            f"This is a simulation, so nobody has read {len(text.split())} words of yours. A model would answer here."
+        )
+        for voice, said in ((Voice.REASONING, "The person tries the demo."), (Voice.ANSWER, answer)):
+            for word in said.split(" "):
+                await anyio.sleep(self._word_s)
+                yield Passage(voice, f"{word} ")
 
     async def act(self, action: Action) -> Outcome:
         if action.kind is ActionKind.RESUME and action.session_id in self._paused:
@@ -157,6 +184,30 @@ class Demo:
     async def close(self) -> None:
         """There is nothing to let go of."""
 
+    def _experts(self) -> ExpertStatus:
+        """26 layers of 256 experts; in each some neighbours are wanted more, and which they are moves slowly."""
+        layers = []
+        for layer in range(1, 27):
+            centre = (layer * 37 + int(self._now_s) // 20) % 64
+            near = [min(abs(group - centre), 64 - abs(group - centre)) for group in range(64)]
+            noise = Random(layer * 1_000 + int(self._now_s) // 5)
+            heat = "".join(str(max(0, min(9, 9 - far // 2 + noise.choice((-2, -1, 0, 0, 1))))) for far in near)
+            hits = self._hits // 26 + 7 * layer
+            layers.append(LayerHeat(layer, hits, self._misses // 26 + layer % 5, 78 + layer % 6, heat))
+        guessed = self._misses * 3 // 5
+        return ExpertStatus(
+            slots=2_100,
+            experts=26 * 256,
+            hits=self._hits,
+            late=self._hits // 40,
+            misses=self._misses,
+            guessed=guessed,
+            guesses_used=guessed * 4 // 5,
+            read_bytes=self._misses * 3_500_000,
+            read_s=self._misses * 1e-3,
+            layers=tuple(layers),
+        )
+
     def _step(self) -> None:
         """One second passes."""
         self._now_s += 1.0
@@ -171,6 +222,7 @@ class Demo:
             agent.busy_steps -= 1
             rate = status.tokens_s * random.uniform(0.8, 1.25)
             tokens = round(rate)
+            agent.said_tokens += tokens
             self._count(status, tokens)
             agent.status = replace(
                 status,
@@ -194,6 +246,7 @@ class Demo:
         elif random.random() < 0.15:
             doing, rate = ("append", 240.0) if random.random() < 0.3 else ("generate", random.uniform(9.0, 14.0))
             agent.busy_steps = random.randrange(3, 12)
+            agent.said_tokens = 0
             agent.status = replace(status, doing=doing, tokens_s=rate, idle_s=0.0, returns_in_s=None, tier="hot")
         else:
             agent.status = replace(status, idle_s=status.idle_s + 1.0)

@@ -92,3 +92,23 @@ def plot(values: Sequence[float], cells: int, rows: int, *, top: float) -> list[
         filled = [min(max(height - row * steps, 0), steps) for height in heights]
         lines.append("".join(BLOCKS[level - 1] if level else " " for level in filled).rjust(max(cells, 0)))
     return lines
+
+
+def overlaid(front: Sequence[float], behind: Sequence[float], rows: int, *, top: float) -> list[list[Span]]:
+    """Two plots of equally many columns in one: `front` in full blocks, and where `behind` reaches higher, it shaded;
+    the top row first. Where anything is above zero, something of it is drawn."""
+    least = top / (rows * len(BLOCKS)) if rows else 0.0
+    whole = plot([max(value, least) if value > 0 else 0.0 for value in front], len(front), rows, top=top)
+    shaded = [0 if top <= 0 else round(max(value, 0) / top * rows) for value in behind] or [0] * len(front)
+    drawn = []
+    for number, row in enumerate(whole):
+        spans: list[Span] = []
+        for block, height in zip(row, shaded, strict=True):
+            covered = block == " " and height > rows - 1 - number
+            tone = Tone.DIM if covered else Tone.GRAPH
+            if spans and spans[-1].tone is tone:
+                spans[-1] = Span(spans[-1].text + ("░" if covered else block), tone)
+            else:
+                spans.append(Span("░" if covered else block, tone))
+        drawn.append(spans)
+    return drawn

@@ -5,7 +5,7 @@ from rich.cells import cell_len
 from serai.runtime.cli.output import bytes_text
 from serai.runtime.monitor import keys
 from serai.runtime.monitor.figures import bar, counted, duration_text, rate_text
-from serai.runtime.monitor.model import Connection, Model, View
+from serai.runtime.monitor.model import INNER, Model, View
 from serai.runtime.monitor.page import Page, page_of
 from serai.runtime.monitor.text import Line, Span, Tone, fit, line
 
@@ -14,7 +14,7 @@ GAUGE_CELLS = 10
 
 def title_line(model: Model, width: int) -> Line:
     """The runtime on the left, as much as fits; the connection on the right, always."""
-    right = _connection(model.connection)
+    right = _connection(model)
     room = width - cell_len(right.text) - 1
     return (Span(fit(_facts(model), room), Tone.STRONG), Span(" "), right) if room > 0 else (right,)
 
@@ -34,9 +34,10 @@ def _facts(model: Model) -> str:
     )
 
 
-def _connection(connection: Connection) -> Span:
+def _connection(model: Model) -> Span:
+    connection = model.connection
     if connection.is_live:
-        return Span("● live ", Tone.GOOD)
+        return Span("● live ", Tone.GOOD) if model.about.may_act else Span("● live, read-only ", Tone.GOOD)
     if connection.retry_s == 0.0:
         return Span("… connecting ", Tone.WARN)
     again = duration_text(connection.retry_s)
@@ -49,7 +50,7 @@ def tabs(model: Model) -> tuple[tuple[View, str], ...]:
     if model.status is None or model.status.experts is None:
         shown.remove(View.EXPERTS)
     numbers = {View.SESSIONS: 1, View.BUDGET: 2, View.EXPERTS: 3, View.LOG: 4}
-    present = model.came_from if model.view in (View.DETAIL, View.HELP) else model.view
+    present = model.came_from if model.view in INNER else model.view
     return tuple(
         (view, f"[{numbers[view]} {view.value}]" if view is present else f" {numbers[view]} {view.value} ")
         for view in shown
@@ -59,7 +60,7 @@ def tabs(model: Model) -> tuple[tuple[View, str], ...]:
 def tabs_line(model: Model) -> Line:
     """The tabs; the present one stands in brackets."""
     spans = [Span(text, Tone.STRONG if text.startswith("[") else Tone.DIM) for _, text in tabs(model)]
-    if model.view in (View.DETAIL, View.HELP):
+    if model.view in INNER:
         spans.append(Span(f" › {model.view.value}", Tone.STRONG))
     return tuple(spans)
 
@@ -98,7 +99,10 @@ def _hinted(view: View) -> list[keys.Key]:
             listed = (*keys.VIEWS, *keys.LISTING, *keys.ACTIONS)
             return [*others, *(key for key in listed if key.hint and key is not keys.BACK)]
         case View.DETAIL:
-            return [keys.BACK, *others, *(key for key in keys.ACTIONS if key.hint)]
+            own = [key for key in keys.VIEWS if key.action in ("nodes", "thoughts")]
+            return [keys.BACK, *others, *own, *(key for key in keys.ACTIONS if key.hint)]
+        case View.NODES:
+            return [keys.BACK, *others, *(key for key in keys.ACTIONS if key.action in ("act('fork')", "chat"))]
         case View.HELP:
             return [keys.BACK, *others]
         case _:
@@ -116,6 +120,9 @@ def help_page() -> Page:
         (
             line(" The command palette (ctrl+p) finds all of this by name. The mouse works too:"),
             line(" click a session to select it, twice to open it; click a tab; turn the wheel."),
+            (),
+            line(" What a session says is fetched only while you have it open, only with the key it belongs"),
+            line(" to, and is written to no log. Without a key a monitor sees figures, and no names."),
         )
     )
     return page_of((), body)

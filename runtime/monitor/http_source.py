@@ -1,19 +1,28 @@
 """A server watched over HTTP, or over HTTP on a Unix socket."""
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 from urllib.parse import quote
 
 import httpx
 
 from serai.runtime.errors import BadParameter
-from serai.runtime.memory.attention import AttentionCost
+from serai.runtime.monitor.detail import SessionDetail
 from serai.runtime.monitor.files import new_file
-from serai.runtime.monitor.reading import StatusUnreadable, comparison_from_json, event_from_json, status_from_json
-from serai.runtime.monitor.source import Action, ActionRefused, Outcome, SourceUnreachable
+from serai.runtime.monitor.reading import (
+    StatusUnreadable,
+    about_from_json,
+    detail_from_json,
+    event_from_json,
+    passage_from_json,
+    status_from_json,
+)
+from serai.runtime.monitor.source import About, Action, ActionRefused, Outcome, SourceUnreachable
+from serai.runtime.monitor.transcript import Passage
 from serai.runtime.sessions.events import SessionEvent
 from serai.runtime.status import Status
 
@@ -26,6 +35,8 @@ QUIET_S = 45.0
 
 _WANTS_KEY = {401: "it wants a key (--key or SERAI_API_KEY)", 403: "it doesn't accept this key"}
 _NOT_FOUND = 404
+_NOT_SHOWN = (401, 403, _NOT_FOUND)
+"""What a server says to a monitor without a key, or an older one to what it doesn't know."""
 
 
 class HttpSource:
@@ -68,10 +79,32 @@ class HttpSource:
         async with self._mapped():
             return status_from_json(self._good(await self._client.get("/serai/status")).json())
 
-    async def comparison(self) -> tuple[AttentionCost, ...]:
+    async def about(self) -> About:
         async with self._mapped():
             answer = await self._client.get("/serai/model")
-            return () if answer.status_code == _NOT_FOUND else comparison_from_json(self._good(answer).json())
+            return About() if answer.status_code == _NOT_FOUND else about_from_json(self._good(answer).json())
+
+    async def detail(self, session_id: str) -> SessionDetail | None:
+        async with self._mapped():
+            answer = await self._client.get(f"/serai/sessions/{quote(session_id, safe='')}/detail")
+            if answer.status_code in _NOT_SHOWN:
+                return None
+            return detail_from_json(self._good(answer).json())
+
+    async def say(self, session_id: str, text: str) -> AsyncGenerator[Passage, None]:
+        address = f"/serai/sessions/{quote(session_id, safe='')}/say"
+        timeout = httpx.Timeout(TIMEOUT_S, read=QUIET_S)
+        async with (
+            self._mapped(),
+            self._client.stream("POST", address, json={"text": text}, timeout=timeout) as answer,
+        ):
+            if answer.is_error:
+                await answer.aread()
+                raise ActionRefused(_reason(answer))
+            async for body in _events(answer):
+                if "error" in body:
+                    raise ActionRefused(_sentence(body))
+                yield passage_from_json(body)
 
     async def act(self, action: Action) -> Outcome:
         async with self._mapped():
@@ -97,14 +130,13 @@ class HttpSource:
     async def events(self) -> AsyncGenerator[SessionEvent, None]:
         timeout = httpx.Timeout(TIMEOUT_S, read=QUIET_S)
         async with self._mapped(), self._client.stream("GET", "/serai/events", timeout=timeout) as answer:
-            if answer.status_code == _NOT_FOUND:
+            if answer.status_code in _NOT_SHOWN:
                 return
             self._good(answer)
-            async for text in answer.aiter_lines():
-                if text.startswith("data:"):
-                    event = event_from_json(json.loads(text.removeprefix("data:")))
-                    if event is not None:
-                        yield event
+            async for body in _events(answer):
+                event = event_from_json(body)
+                if event is not None:
+                    yield event
 
     def _good(self, answer: httpx.Response) -> httpx.Response:
         if answer.is_error:
@@ -121,14 +153,29 @@ class HttpSource:
         except httpx.HTTPError as error:
             problem = str(error) or type(error).__name__
             raise SourceUnreachable(source=self.name, problem=problem) from error
-        except (StatusUnreadable, ValueError, OverflowError, RecursionError) as error:
+        except (StatusUnreadable, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise SourceUnreachable(source=self.name, problem=f"its answer can't be read: {error}") from error
+
+
+async def _events(answer: httpx.Response) -> AsyncIterator[Mapping[str, object]]:
+    """The objects of an event stream, up to its end."""
+    async for text in answer.aiter_lines():
+        data = text.removeprefix("data:").strip()
+        if text.startswith("data:") and data != "[DONE]":
+            body = json.loads(data)
+            yield body if isinstance(body, dict) else {}
 
 
 def _reason(answer: httpx.Response) -> str:
     """The sentence in an error's body, or what its number says."""
+    if answer.status_code in _WANTS_KEY:
+        return _WANTS_KEY[answer.status_code]
     try:
-        message = answer.json()["error"]["message"]
+        return _sentence(answer.json())
     except (ValueError, KeyError, TypeError, RecursionError):
-        return _WANTS_KEY.get(answer.status_code, f"the server answered {answer.status_code}")
-    return str(message)
+        return f"the server answered {answer.status_code}"
+
+
+def _sentence(body: Any) -> str:
+    """The sentence of an error; raises `KeyError` or `TypeError` where there is none."""
+    return str(body["error"]["message"])

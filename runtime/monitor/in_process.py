@@ -1,13 +1,17 @@
 """A runtime of this very process, watched without a server between."""
 
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serai.runtime.errors import SeraiError
-from serai.runtime.memory.attention import AttentionCost, alternatives
+from serai.runtime.memory.attention import alternatives
 from serai.runtime.monitor import acting
-from serai.runtime.monitor.source import Action, ActionRefused, Outcome
+from serai.runtime.monitor.detail import SessionDetail, look
+from serai.runtime.monitor.saying import say
+from serai.runtime.monitor.source import About, Action, ActionRefused, Outcome
+from serai.runtime.monitor.transcript import Passage
 from serai.runtime.sessions.events import SessionEvent
 from serai.runtime.status import Status
 
@@ -40,9 +44,21 @@ class InProcess:
     async def status(self) -> Status:
         return self._runtime.status()
 
-    async def comparison(self) -> tuple[AttentionCost, ...]:
+    async def about(self) -> About:
         config = self._runtime.facts.config
-        return () if config is None else alternatives(config, VALUE_BYTES)
+        return About() if config is None else About(alternatives(config, VALUE_BYTES))
+
+    async def detail(self, session_id: str) -> SessionDetail | None:
+        session = self._runtime.find(session_id)
+        return None if session is None else await look(self._runtime, session, store=self._store)
+
+    async def say(self, session_id: str, text: str) -> AsyncGenerator[Passage, None]:
+        try:
+            async with aclosing(say(self._runtime, session_id, text)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except SeraiError as error:
+            raise ActionRefused(str(error)) from error
 
     async def act(self, action: Action) -> Outcome:
         try:

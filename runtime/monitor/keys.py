@@ -19,7 +19,9 @@ VIEWS = (
     Key("2", "2", "view('budget')", "", "Show the memory budget"),
     Key("3", "3", "view('experts')", "", "Show the expert cache"),
     Key("4", "4", "view('log')", "", "Show the log of events"),
-    Key("enter", "enter", "open", "details", "Show the selected session in detail"),
+    Key("enter", "enter", "open", "details", "Show the selected session in detail: what it says, memory, nodes"),
+    Key("n", "n", "nodes", "nodes", "List its nodes and snapshots; f there forks at one"),
+    Key("z", "z", "thoughts", "thoughts", "Fold or unfold reasoning"),
     BACK,
 )
 MOVES = (
@@ -38,8 +40,9 @@ LISTING = (
     Key("space", "space", "fold", "", "Fold or unfold the forks of the selected session"),
 )
 ACTIONS = (
-    Key("f", "f", "act('fork')", "fork", "Fork the selected session where it stands"),
+    Key("f", "f", "act('fork')", "fork", "Fork the selected session where it stands, or at the node under the cursor"),
     Key("F", "F", "ask_fork", "", "Fork it at the end of an earlier turn, or at an earlier position"),
+    Key("a", "a", "chat", "chat", "Ask it something in a fork of its own, which hears nothing of it"),
     Key("p", "p", "act('pause')", "pause", "Pause it: its state becomes durable and its memory free"),
     Key("r", "r", "act('resume')", "resume", "Resume it, or bring it back into memory"),
     Key("R", "R", "resume_other", "", "Resume any point, session or tag by its name"),

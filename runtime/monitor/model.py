@@ -4,8 +4,9 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from serai.runtime.memory.attention import AttentionCost
+from serai.runtime.monitor.detail import SessionDetail
 from serai.runtime.monitor.history import History
+from serai.runtime.monitor.source import About
 from serai.runtime.monitor.tree import PAUSED, Order, Row, Showing, rows
 from serai.runtime.sessions.events import EventKind, SessionEvent
 from serai.runtime.status import SessionStatus, Status
@@ -24,7 +25,12 @@ class View(Enum):
     EXPERTS = "experts"
     LOG = "log"
     DETAIL = "detail"
+    NODES = "nodes"
     HELP = "help"
+
+
+INNER = (View.DETAIL, View.NODES, View.HELP)
+"""Views that have no tab: one comes back from them to where one was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,9 @@ class Model:
     status: Status | None = None
     connection: Connection = Connection("connecting")
     history: History = field(default_factory=History)
-    comparison: tuple[AttentionCost, ...] = ()
+    about: About = field(default_factory=About)
+    detail: SessionDetail | None = None
+    thoughts_shown: bool = False
     log: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=KEPT_LOG))
     paused: dict[str, SessionStatus] = field(default_factory=dict)
     view: View = View.SESSIONS
@@ -70,6 +78,7 @@ class Model:
     query: str = ""
     folded: set[str] = field(default_factory=set)
     selected: str | None = None
+    node: str | None = None
     notice: str = ""
     _notice_left: int = 0
     _departed: dict[str, SessionStatus] = field(default_factory=dict)
@@ -126,6 +135,14 @@ class Model:
         )
         while len(self.paused) > KEPT_PAUSED:
             del self.paused[next(iter(self.paused))]
+
+    def looked_into(self, detail: SessionDetail | None) -> None:
+        """What the selected session says arrived, or that there is nothing to be had of it."""
+        self.detail = detail if detail is not None and detail.session_id == self.selected else None
+
+    def selected_detail(self) -> SessionDetail | None:
+        """What is known of the selected session beyond its figures."""
+        return self.detail if self.detail is not None and self.detail.session_id == self.selected else None
 
     def sessions(self) -> tuple[SessionStatus, ...]:
         """Live ones, then those seen being paused."""

@@ -5,15 +5,18 @@ status again.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from serai.runtime.errors import SeraiError
 from serai.runtime.memory.attention import AttentionCost
+from serai.runtime.monitor.detail import NodeStatus, SessionDetail
+from serai.runtime.monitor.source import About
+from serai.runtime.monitor.transcript import Passage, Voice
 from serai.runtime.sessions.events import EventKind, SessionEvent
-from serai.runtime.status import BudgetStatus, ExpertStatus, SessionStatus, Status, WorkStatus
+from serai.runtime.status import BudgetStatus, ExpertStatus, LayerHeat, SessionStatus, Status, WorkStatus
 
 T = TypeVar("T")
 
@@ -32,18 +35,15 @@ def status_from_json(value: object) -> Status:
     """Raises `StatusUnreadable`."""
     body = _object(value, "a status")
     experts = body.get("experts")
-    sessions = body.get("sessions")
-    if not isinstance(sessions, list | tuple):
-        raise StatusUnreadable(where="sessions", expected="a list", found=sessions)
     return Status(
         model=_field(body, "model", str, ""),
         precision=_field(body, "precision", str, ""),
         now_s=_field(body, "now_s", float, ""),
         budget=_plain(BudgetStatus, body.get("budget"), "budget"),
         work=_plain(WorkStatus, body.get("work"), "work"),
-        experts=None if experts is None else _plain(ExpertStatus, experts, "experts"),
+        experts=None if experts is None else _experts(experts),
         store_bytes=_field(body, "store_bytes", int | None, ""),
-        sessions=tuple(_plain(SessionStatus, one, f"sessions[{index}]") for index, one in enumerate(sessions)),
+        sessions=_list(SessionStatus, body.get("sessions"), "sessions"),
     )
 
 
@@ -62,12 +62,45 @@ def event_from_json(value: object) -> SessionEvent | None:
     )
 
 
-def comparison_from_json(value: object) -> tuple[AttentionCost, ...]:
+def about_from_json(value: object) -> About:
+    """A server that doesn't say who may act lets everybody; raises `StatusUnreadable`."""
+    body = _object(value, "a model")
+    may_act = _field(body, "may_act", bool, "") if "may_act" in body else True
+    return About(_list(AttentionCost, body.get("comparison"), "comparison"), may_act)
+
+
+def detail_from_json(value: object) -> SessionDetail:
     """Raises `StatusUnreadable`."""
-    costs = _object(value, "a model").get("comparison")
-    if not isinstance(costs, list):
-        raise StatusUnreadable(where="comparison", expected="a list", found=costs)
-    return tuple(_plain(AttentionCost, one, f"comparison[{index}]") for index, one in enumerate(costs))
+    body = _object(value, "a session")
+    passages = body.get("passages")
+    if not isinstance(passages, list):
+        raise StatusUnreadable(where="passages", expected="a list", found=passages)
+    return SessionDetail(
+        session_id=_field(body, "session_id", str, ""),
+        position=_field(body, "position", int, ""),
+        passages=tuple(passage_from_json(one) for one in passages),
+        nodes=_list(NodeStatus, body.get("nodes"), "nodes"),
+        earlier_nodes=_field(body, "earlier_nodes", int, ""),
+    )
+
+
+def passage_from_json(value: object) -> Passage:
+    """A voice that this version doesn't know is plain text; raises `StatusUnreadable`."""
+    body = _object(value, "a passage")
+    name = _field(body, "voice", str, "passage")
+    voice = Voice(name) if name in {known.value for known in Voice} else Voice.TEXT
+    return Passage(voice, _field(body, "text", str, "passage"), _field(body, "is_cut", bool, "passage"))
+
+
+def _experts(value: object) -> ExpertStatus:
+    body = _object(value, "experts")
+    return replace(_plain(ExpertStatus, body, "experts"), layers=_list(LayerHeat, body.get("layers"), "experts.layers"))
+
+
+def _list(kind: type[T], value: object, where: str) -> tuple[T, ...]:
+    if not isinstance(value, list | tuple):
+        raise StatusUnreadable(where=where, expected="a list", found=value)
+    return tuple(_plain(kind, one, f"{where}[{index}]") for index, one in enumerate(value))
 
 
 def _object(value: object, where: str) -> Mapping[str, object]:
@@ -77,7 +110,7 @@ def _object(value: object, where: str) -> Mapping[str, object]:
 
 
 def _plain(kind: type[T], value: object, where: str) -> T:
-    """A dataclass of plain fields."""
+    """A dataclass of plain fields; lists, which come last and have defaults, are left to the caller."""
     body = _object(value, where)
     return kind(*[_read(body, name, kinds, where) for name, kinds in _kinds(kind)])  # type: ignore[arg-type] # classes hash
 
@@ -86,7 +119,8 @@ def _plain(kind: type[T], value: object, where: str) -> T:
 def _kinds(kind: type[Any]) -> tuple[tuple[str, tuple[type, ...]], ...]:
     """A dataclass's fields with the types each may have. A status has thousands, so this is looked up once."""
     hints = get_type_hints(kind)
-    return tuple((one.name, _alternatives(hints[one.name])) for one in fields(kind))
+    plain = [one.name for one in fields(kind) if get_origin(hints[one.name]) is not tuple]
+    return tuple((name, _alternatives(hints[name])) for name in plain)
 
 
 def _alternatives(kind: Any) -> tuple[type, ...]:

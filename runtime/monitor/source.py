@@ -2,8 +2,10 @@
 
 Over HTTP, below the server's address: `GET /serai/status` gives `Status.to_json()`; `POST /serai/actions` takes
 `Action.to_json()` and gives `Outcome.to_json()`; `GET /serai/events` is an event stream of `SessionEvent`s;
-`GET /serai/model` gives the memory that other kinds of attention would take; `GET /serai/sessions/ID/export` streams a
-bundle. An error's sentence is in `{"error": {"message": ...}}`.
+`GET /serai/model` gives the memory that other kinds of attention would take, and whether the asker may act;
+`GET /serai/sessions/ID/detail` gives `SessionDetail.to_json()`; `POST /serai/sessions/ID/say` takes `{"text": ...}` and
+streams the reply's passages; `GET /serai/sessions/ID/export` streams a bundle. An error's sentence is in
+`{"error": {"message": ...}}`.
 """
 
 from collections.abc import AsyncGenerator, Mapping
@@ -14,6 +16,8 @@ from typing import Any, Protocol
 
 from serai.runtime.errors import BadParameter, SeraiError
 from serai.runtime.memory.attention import AttentionCost
+from serai.runtime.monitor.detail import SessionDetail
+from serai.runtime.monitor.transcript import Passage
 from serai.runtime.sessions.events import SessionEvent
 from serai.runtime.status import Status
 
@@ -91,6 +95,15 @@ class Outcome:
         return {"message": self.message, "session": self.session_id}
 
 
+@dataclass(frozen=True, slots=True)
+class About:
+    """`comparison`: what the model's sessions take, and would take with other kinds of attention; empty when not known.
+    `may_act`: whether actions and texts are open to whoever asks; without the key only figures are."""
+
+    comparison: tuple[AttentionCost, ...] = ()
+    may_act: bool = True
+
+
 class Source(Protocol):
     """A runtime, seen from a monitor. Everything but `name` and `close` may raise `SourceUnreachable`."""
 
@@ -101,8 +114,15 @@ class Source(Protocol):
     async def status(self) -> Status:
         """The figures now."""
 
-    async def comparison(self) -> tuple[AttentionCost, ...]:
-        """What the model's sessions take, and would take with other kinds of attention; empty when not known."""
+    async def about(self) -> About:
+        """What changes only when the runtime does."""
+
+    async def detail(self, session_id: str) -> SessionDetail | None:
+        """What a session says and its nodes; None for one that is not live or not the asker's to read."""
+
+    def say(self, session_id: str, text: str) -> AsyncGenerator[Passage, None]:
+        """Say something to a live session and give the reply piece by piece; closing it ends the reply. Raises
+        `ActionRefused`."""
 
     async def act(self, action: Action) -> Outcome:
         """Do it; raises `ActionRefused` with the reason when it was not done."""

@@ -4,13 +4,14 @@ A line is a tuple of spans. Nothing here is ever parsed as markup: square bracke
 characters like others.
 """
 
+import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, chop_cells, set_cell_size
 
 
 class Tone(Enum):
@@ -31,6 +32,10 @@ class Tone(Enum):
     KEPT = "kept"
     SPARE = "spare"
     FREE = "free"
+    COOL = "cool"
+    MILD = "mild"
+    WARM = "warm"
+    HOT = "hot"
 
 
 class Span(NamedTuple):
@@ -48,6 +53,7 @@ LONGEST = 2_000
 
 _SHOWN_AS = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: "\u2421"}
 """Control characters as their pictures: ␛ for escape, ␊ for a line feed."""
+_WORDS = re.compile(r"\s+|\S+")
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"})
 """Categories whose characters have no width of their own, reorder others, or can't be encoded."""
 
@@ -96,6 +102,30 @@ def fit_right(text: str, cells: int) -> str:
     return " " * (cells - width) + shown if width <= cells else fit(shown, cells)
 
 
+def wrapped(text: str, cells: int) -> list[str]:
+    """A stranger's text as printable lines of at most `cells` columns, broken at spaces where there are any. Its line
+    ends are kept, tabs become spaces."""
+    lines: list[str] = []
+    for paragraph in text.split("\n"):
+        lines.extend(_wrap("".join(map(_shown, paragraph.expandtabs(4))), max(cells, 1)))
+    return lines
+
+
+def _wrap(paragraph: str, cells: int) -> list[str]:
+    lines, present, width = [], "", 0
+    for word in _WORDS.findall(paragraph):
+        size = cell_len(word)
+        if width and width + size > cells:
+            lines.append(present.rstrip())
+            present, width = "", 0
+            if word.isspace():
+                continue
+        *whole, last = chop_cells(word, cells) if size > cells else [word]
+        lines.extend(whole)
+        present, width = present + last, width + cell_len(last)
+    return [*lines, present.rstrip()]
+
+
 def line(*parts: str | Span) -> Line:
     """A line of spans; plain strings get the normal tone. Strings are ours: a stranger's goes through `fit` first."""
     return tuple(Span(part) if isinstance(part, str) else part for part in parts)
@@ -118,3 +148,24 @@ def cut(spans: Line, cells: int) -> Line:
         kept.append(span)
         cells -= width
     return tuple(kept)
+
+
+def padded(spans: Line, cells: int) -> Line:
+    """Exactly `cells` columns of a line."""
+    kept = cut(spans, cells)
+    missing = cells - sum(cell_len(span.text) for span in kept)
+    return (*kept, Span(" " * missing)) if missing else kept
+
+
+def beside(left: Sequence[Line], right: Sequence[Line], cells: int) -> list[Line]:
+    """Two columns with a rule between them, the left one `cells` wide; as long as the longer one."""
+    rows = max(len(left), len(right))
+    pairs = zip([*left, *[()] * (rows - len(left))], [*right, *[()] * (rows - len(right))], strict=True)
+    return [(*padded(one, cells), Span(" │ ", Tone.DIM), *other) for one, other in pairs]
+
+
+def rule(title: str, cells: int) -> Line:
+    """A section's title on a rule."""
+    shown = fit(title, max(min(cell_len(title), cells - 2), 0))
+    left = max(cells - cell_len(shown) - 3, 0)
+    return line(Span("─ ", Tone.DIM), Span(shown, Tone.STRONG), Span(" " + "─" * left, Tone.DIM))

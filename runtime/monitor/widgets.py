@@ -36,6 +36,10 @@ TONES_CSS = """
     &>.tone--kept { background: #b8860b; color: #ffffff; }
     &>.tone--spare { background: #5f6b6d; color: #ffffff; }
     &>.tone--free { background: $surface; color: $foreground; }
+    &>.tone--cool { color: #4e79a7; }
+    &>.tone--mild { color: #8f6bb0; }
+    &>.tone--warm { color: #d97a3a; }
+    &>.tone--hot { color: #d9a514; }
     &>.cursor { background: $primary 40%; }
 """
 

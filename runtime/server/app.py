@@ -20,7 +20,7 @@ from serai.runtime.server.chat_output import ChatAnswer
 from serai.runtime.server.chat_request import read_chat
 from serai.runtime.server.errors import ApiError
 from serai.runtime.server.metrics import StatusCollector
-from serai.runtime.server.options import ServerOptions
+from serai.runtime.server.options import ServerOptions, is_loopback
 from serai.runtime.server.requests import namespace_of, read_body
 from serai.runtime.server.service import Service
 from serai.runtime.server.streams import error_response, whole
@@ -31,6 +31,9 @@ Endpoint: TypeAlias = Callable[[Service, Request], Awaitable[Response]]
 
 OPEN_PATHS = frozenset({"/health", "/is_paused"})
 """What whoever watches over a server may ask without a key: nothing of anybody's sessions."""
+
+FIGURE_PATHS = frozenset({"/serai/status", "/serai/model"})
+"""What may be asked without a key from this machine: figures, for a monitor that only looks on."""
 
 
 @asynccontextmanager
@@ -105,7 +108,11 @@ class KeyCheck:
         if scope["type"] == "http":
             scope.setdefault("state", {})["namespace"] = ""
             if self._keys and scope["path"] not in OPEN_PATHS:
-                namespace = self._namespace(dict(scope["headers"]).get(b"authorization", b""))
+                header = dict(scope["headers"]).get(b"authorization")
+                namespace = self._namespace(header or b"")
+                if header is None and scope["path"] in FIGURE_PATHS and _is_local(scope):
+                    scope["state"]["has_no_key"] = True
+                    namespace = ""
                 if namespace is None:
                     error = ApiError(
                         401, "send one of the server's keys as Authorization: Bearer KEY", "invalid_api_key"
@@ -123,6 +130,15 @@ class KeyCheck:
             if hmac.compare_digest(key, given):
                 found = namespace
         return found
+
+
+def _is_local(scope: Scope) -> bool:
+    """Whether the client is on this machine. A proxy here that speaks for others says so in a header."""
+    client = scope.get("client")
+    names = {name for name, _ in scope["headers"]}
+    if names & {b"x-forwarded-for", b"forwarded", b"x-real-ip", b"via"}:
+        return False
+    return client is None or not client[0] or is_loopback(client[0])
 
 
 async def health(service: Service, request: Request) -> Response:

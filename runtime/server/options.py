@@ -49,7 +49,7 @@ class ServerOptions:
     open_responses_names: bool = False
 
     def __post_init__(self) -> None:
-        if not self.api_keys and not _is_loopback(self.host):
+        if not self.api_keys and not is_loopback(self.host):
             raise BadParameter(
                 f"host is {self.host}, which others can reach, and no key is set; give --api-key, or use 127.0.0.1"
             )
@@ -102,7 +102,8 @@ def _typed(name: str, value: object, default: object) -> object:
     return value
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach, or be, that host."""
     if host == "localhost":
         return True
     try:

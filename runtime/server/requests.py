@@ -22,6 +22,11 @@ def namespace_of(request: Request) -> str:
     return namespace
 
 
+def has_no_key(request: Request) -> bool:
+    """Whether it was let through without one of the keys that this server asks for."""
+    return bool(getattr(request.state, "has_no_key", False))
+
+
 async def read_body(service: Service, request: Request, read: Callable[[Mapping[str, Any]], T]) -> T:
     """What `read` makes of the body's JSON object. Raises a 413 for a body that is too large, without keeping it."""
     limit = service.options.max_request_bytes

@@ -1,5 +1,6 @@
 """What a monitor asks of a server: status, events, and actions on sessions (`monitor.source` says the forms)."""
 
+from contextlib import aclosing
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,11 +11,13 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from serai.runtime.errors import SeraiError
-from serai.runtime.monitor import acting
+from serai.runtime.monitor import acting, saying
+from serai.runtime.monitor.detail import look, passage_json
 from serai.runtime.monitor.in_process import InProcess
 from serai.runtime.monitor.source import Action, ActionKind, ActionRefused
 from serai.runtime.server.errors import ApiError
-from serai.runtime.server.requests import namespace_of, read_body
+from serai.runtime.server.fields import Fields
+from serai.runtime.server.requests import has_no_key, namespace_of, read_body
 from serai.runtime.server.service import Service
 from serai.runtime.server.streams import Emit, error_response
 from serai.runtime.sessions.events import SessionEvent
@@ -24,16 +27,49 @@ FROM_STORE = (ActionKind.RESUME, ActionKind.DELETE)
 
 
 async def status(service: Service, request: Request) -> Response:
-    """The runtime's status with the sessions of this key."""
-    namespace, whole = namespace_of(request), service.runtime.status()
-    own = tuple(one for one in whole.sessions if one.namespace == namespace)
-    return JSONResponse(replace(whole, sessions=own).to_json())
+    """The runtime's status with the sessions of this key. Whoever has none, on this machine, sees the figures of all
+    sessions, but neither what they are called nor whose they are."""
+    whole = service.runtime.status()
+    if has_no_key(request):
+        seen = tuple(replace(one, label="", namespace="") for one in whole.sessions)
+    else:
+        namespace = namespace_of(request)
+        seen = tuple(one for one in whole.sessions if one.namespace == namespace)
+    return JSONResponse(replace(whole, sessions=seen).to_json())
 
 
 async def model(service: Service, request: Request) -> Response:
-    """The memory that other kinds of attention would take."""
-    costs = await InProcess(service.runtime).comparison()
-    return JSONResponse({"comparison": [asdict(cost) for cost in costs]})
+    """The memory that other kinds of attention would take, and whether the asker may act."""
+    about = await InProcess(service.runtime).about()
+    costs = [asdict(cost) for cost in about.comparison]
+    return JSONResponse({"comparison": costs, "may_act": not has_no_key(request)})
+
+
+async def detail(service: Service, request: Request) -> Response:
+    """What a live session of this key says, and its nodes."""
+    name = request.path_params["id"]
+    await _check_owner(service, name, namespace_of(request), stored=False)
+    session = service.runtime.find(name)
+    if session is None:
+        raise ApiError(404, f"there is no session {name!r:.80}", "not_found")
+    return JSONResponse((await look(service.runtime, session, store=service.sessions.store)).to_json())
+
+
+async def say(service: Service, request: Request) -> Response:
+    """Say something to a live session of this key; the reply comes as a stream of passages. Leaving ends it."""
+    name, namespace = request.path_params["id"], namespace_of(request)
+    text = await read_body(service, request, lambda body: Fields(body).need_text("text"))
+    await _check_owner(service, name, namespace, stored=False)
+
+    async def produce(emit: Emit) -> None:
+        try:
+            async with service.work(namespace), aclosing(saying.say(service.runtime, name, text)) as pieces:
+                async for piece in pieces:
+                    await emit(None, passage_json(piece))
+        except ActionRefused as error:
+            raise ApiError(409, str(error), "refused") from None
+
+    return service.stream(produce)
 
 
 async def act(service: Service, request: Request) -> Response:
@@ -114,5 +150,7 @@ ROUTES = [
     ("GET", "/serai/model", model),
     ("GET", "/serai/events", events),
     ("POST", "/serai/actions", act),
+    ("GET", "/serai/sessions/{id}/detail", detail),
+    ("POST", "/serai/sessions/{id}/say", say),
     ("GET", "/serai/sessions/{id}/export", export),
 ]

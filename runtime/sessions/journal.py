@@ -94,6 +94,18 @@ class Journal:
         """Whether there is a store behind it."""
         return self._store is not None
 
+    @property
+    def store(self) -> Store | None:
+        """Where it writes to."""
+        return self._store
+
+    def file_bytes(self) -> int:
+        """What the store's files take; for a worker thread. 0 without a store."""
+        if self._store is None:
+            return 0
+        sizes = self._store.sizes()
+        return sizes.node_bytes + sizes.manifest_bytes + sizes.part_bytes + sizes.tag_bytes
+
     def open_record(self, session_id: str, *, namespace: str, label: str) -> "Record":
         return Record(self, session_id, namespace=namespace, label=label)
 

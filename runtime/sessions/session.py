@@ -391,6 +391,10 @@ class Session:
         self.record.generated(token, self._timeline)
         self._rate.count(1, self._services.now_s())
 
+    def kept_positions(self) -> frozenset[int]:
+        """Where on its way a state of it is kept in memory, for itself or others to start from."""
+        return self._trail.kept_positions()
+
     def status(self, now_s: float) -> SessionStatus:
         """This session's figures."""
         own, shared = self._services.pool.held_bytes(self._holding.state)

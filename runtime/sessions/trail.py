@@ -76,6 +76,10 @@ class Trail:
         for late in [one for one in self._entries if one > position]:
             self._services.prefixes.leave(self._entries.pop(late), self._session_id)
 
+    def kept_positions(self) -> frozenset[int]:
+        """The positions of the states left that are in memory now."""
+        return frozenset(position for position, entry in self._entries.items() if entry.state is not None)
+
     def _left(self, entry: Kept) -> None:
         self._entries[entry.position] = entry
         for position in thinned(tuple(self._entries), entry.position):

@@ -25,7 +25,7 @@ def test_published_models_cost_what_their_shapes_say() -> None:
     [(4096, 11.25, 0.2109375), (32_768, 90, 1.6875), (131_072, 360, 6.75), (1_048_576, 2880, 54)],
 )
 def test_k3s_expanded_keys_and_values_against_its_latents(tokens: int, expanded_gib: float, latents_gib: float) -> None:
-    hybrid, _, expanded = alternatives(K3, 4)
+    hybrid, _, expanded, _ = alternatives(K3, 4)
     assert expanded.token_bytes == 2_949_120
     assert hybrid.token_bytes == 55_296
     assert expanded.session_bytes(tokens) / 2**30 == expanded_gib
@@ -40,7 +40,7 @@ def test_k3s_expanded_keys_and_values_against_its_latents(tokens: int, expanded_
 def test_k3_against_latent_attention_everywhere(
     tokens: int, all_latent_gb: float, hybrid_gb: float, less_percent: float
 ) -> None:
-    hybrid, everywhere, _ = alternatives(K3, 2)
+    hybrid, everywhere, _, _ = alternatives(K3, 2)
     assert hybrid.fixed_bytes == 217_055_232
     assert everywhere.session_bytes(tokens) / GB == pytest.approx(all_latent_gb, abs=0.005)
     assert hybrid.session_bytes(tokens) / GB == pytest.approx(hybrid_gb, abs=0.0051)
@@ -49,9 +49,16 @@ def test_k3_against_latent_attention_everywhere(
 
 
 def test_a_trail_of_restart_snapshots_is_still_far_less() -> None:
-    hybrid, everywhere, _ = alternatives(K3, 2)
+    hybrid, everywhere, _, _ = alternatives(K3, 2)
     trail = (1_000_000 // 20_000) * hybrid.fixed_bytes
     assert trail / GB == pytest.approx(10.85, abs=0.005)
     total = trail + hybrid.session_bytes(1_000_000)
     assert total / GB == pytest.approx(38.72, abs=0.005)
     assert 100 * (1 - total / everywhere.session_bytes(1_000_000)) == pytest.approx(64, abs=0.5)
+
+
+def test_k3_with_full_attention_in_every_layer() -> None:
+    """69 KDA layers of 96 heads of 128 keep keys and values beside the expanded latents of 24 layers."""
+    _, _, expanded, full = alternatives(K3, 2)
+    assert full.token_bytes - expanded.token_bytes == 69 * 2 * 96 * 128 * 2
+    assert full.fixed_bytes == 0

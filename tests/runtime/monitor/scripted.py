@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -9,9 +10,11 @@ from textual.pilot import Pilot
 
 from serai.runtime.memory.attention import AttentionCost
 from serai.runtime.monitor.app import Monitor
-from serai.runtime.monitor.source import Action, ActionRefused, Outcome, SourceUnreachable
+from serai.runtime.monitor.detail import NodeStatus, SessionDetail
+from serai.runtime.monitor.source import About, Action, ActionRefused, Outcome, SourceUnreachable
+from serai.runtime.monitor.transcript import Passage, Voice
 from serai.runtime.sessions.events import EventKind, SessionEvent
-from serai.runtime.status import BudgetStatus, ExpertStatus, SessionStatus, Status, WorkStatus
+from serai.runtime.status import BudgetStatus, ExpertStatus, LayerHeat, SessionStatus, Status, WorkStatus
 
 GB = 1_000_000_000
 TIME = "12:00:00"
@@ -62,7 +65,40 @@ FAMILY = (
     session("search", tier="cold", own_bytes=0, position=51_130, idle_s=4_000.0, namespace="team-a"),
 )
 
-EXPERTS = ExpertStatus(slots=2_100, experts=6_656, hits=9_000, misses=1_000, read_bytes=3_500_000_000, read_s=1.4)
+HEAT = "0123456789" + "97531" * 10 + "0000"
+EXPERTS = ExpertStatus(
+    slots=2_100,
+    experts=6_656,
+    hits=9_000,
+    late=300,
+    misses=1_000,
+    guessed=800,
+    guesses_used=600,
+    read_bytes=3_500_000_000,
+    read_s=1.4,
+    layers=tuple(
+        LayerHeat(layer, 300 + layer, 40 - layer, 80 - layer, HEAT[layer:] + HEAT[:layer]) for layer in range(1, 27)
+    ),
+)
+
+DETAIL = SessionDetail(
+    session_id="reader",
+    position=23_222,
+    passages=(
+        Passage(Voice.SYSTEM, "You read logs.", is_cut=True),
+        Passage(Voice.USER, "What happened first?"),
+        Passage(Voice.REASONING, "The log has three errors. The second follows from the first."),
+        Passage(Voice.ANSWER, "The database refused connections at 14:02,\n\nwhich is before the first timeout."),
+    ),
+    nodes=(
+        NodeStatus("n0", "root", 0, 0, 0, stored=False, in_memory=False),
+        NodeStatus("n1", "append", 20_000, 0, 20_000, stored=True, in_memory=False),
+        NodeStatus("n2", "generate", 20_400, 0, 400, stored=False, in_memory=False),
+        NodeStatus("n3", "append", 23_000, 1, 2_600, stored=False, in_memory=True),
+        NodeStatus("n4", "generate", 23_222, 1, 222, stored=False, in_memory=False),
+    ),
+    earlier_nodes=37,
+)
 
 
 def status(
@@ -99,14 +135,45 @@ class Scripted:
         self.actions: list[Action] = []
         self.exported: list[tuple[str, Path]] = []
         self.closed = False
+        self.may_act = True
+        self.details = DETAIL
+        self.looked_into: list[str] = []
+        self.said: list[tuple[str, str]] = []
+        self.reply = [Passage(Voice.REASONING, "hm "), Passage(Voice.ANSWER, "It "), Passage(Voice.ANSWER, "is 42.")]
+        self.silent_after: int | None = None
+        self.hung_up = 0
 
     async def status(self) -> Status:
         self._check()
         return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
 
-    async def comparison(self) -> tuple[AttentionCost, ...]:
+    async def about(self) -> About:
         self._check()
-        return (AttentionCost("this model (7 MLA + 20 KDA layers)", 8_064, 41_943_040),)
+        return About(
+            (
+                AttentionCost("this model (7 MLA + 20 KDA layers)", 8_064, 41_943_040),
+                AttentionCost("all 27 layers full attention", 442_368),
+            ),
+            self.may_act,
+        )
+
+    async def detail(self, session_id: str) -> SessionDetail | None:
+        self._check()
+        self.looked_into.append(session_id)
+        return replace(self.details, session_id=session_id)
+
+    async def say(self, session_id: str, text: str) -> AsyncGenerator[Passage, None]:
+        self._check()
+        self.said.append((session_id, text))
+        if self.refusal is not None:
+            raise ActionRefused(self.refusal)
+        try:
+            for number, piece in enumerate(self.reply):
+                if number == self.silent_after:
+                    await anyio.sleep_forever()
+                yield piece
+        finally:
+            self.hung_up += 1
 
     async def act(self, action: Action) -> Outcome:
         self._check()

@@ -10,7 +10,7 @@ from serai.checkpoints.store import Store
 from serai.runtime.errors import BadParameter, SessionGone
 from serai.runtime.monitor.acting import act, export
 from serai.runtime.monitor.in_process import InProcess
-from serai.runtime.monitor.source import Action, ActionKind, ActionRefused, Outcome
+from serai.runtime.monitor.source import About, Action, ActionKind, ActionRefused, Outcome
 from serai.runtime.runtime import Runtime
 from serai.runtime.sessions.events import EventKind, SessionEvent
 from tests.runtime.fake_runtime import fake_runtime
@@ -128,7 +128,7 @@ async def test_a_runtime_of_this_process_is_watched_without_a_server() -> None:
         source = InProcess(runtime)
         session = await runtime.session(label="a")
         assert [one.id for one in (await source.status()).sessions] == [session.id]
-        assert await source.comparison() == ()
+        assert await source.about() == About()
         events = source.events()
         seen: list[SessionEvent] = []
 

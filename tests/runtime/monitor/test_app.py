@@ -19,6 +19,7 @@ VIEW_KEYS = {
     "experts": ["3"],
     "log": ["4"],
     "detail": ["1", "enter"],
+    "nodes": ["1", "enter", "n"],
     "help": ["?"],
 }
 
@@ -36,7 +37,7 @@ async def draw(view: str, size: tuple[int, int]) -> str:
         await app.listen()
         await app.poll()
         await pilot.press(*VIEW_KEYS[view])
-        await pilot.pause()
+        await done(app, pilot)
         return "\n".join(screen(app)).rstrip() + "\n"
 
 

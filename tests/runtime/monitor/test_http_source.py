@@ -13,7 +13,7 @@ import pytest
 from serai.runtime.errors import BadParameter
 from serai.runtime.memory.attention import PUBLISHED
 from serai.runtime.monitor.http_source import HttpSource
-from serai.runtime.monitor.source import Action, ActionKind, ActionRefused, Outcome, SourceUnreachable
+from serai.runtime.monitor.source import About, Action, ActionKind, ActionRefused, Outcome, SourceUnreachable
 from serai.runtime.sessions.events import EventKind
 from tests.runtime.monitor.scripted import event, names_in, status
 
@@ -61,7 +61,7 @@ async def test_a_status_is_asked_for_below_the_address_with_the_key(target: str)
         (httpx.Response(404), "it answers 404 to /base/serai/status; is it a serai server?"),
         (httpx.Response(200, text="<html>"), "its answer can't be read"),
         (httpx.Response(200, text="[" * 100_000), "its answer can't be read"),
-        (httpx.Response(200, json={}), "its answer can't be read: sessions must be a list"),
+        (httpx.Response(200, json={}), "its answer can't be read: model must be str"),
     ],
 )
 async def test_what_keeps_a_status_from_coming_is_one_sentence(response: httpx.Response, told: str) -> None:
@@ -111,7 +111,7 @@ async def test_events_are_read_as_they_come_however_they_are_cut() -> None:
 async def test_a_server_without_events_or_comparison_is_fine() -> None:
     async with source(lambda request: httpx.Response(404)) as watched:
         assert [one async for one in watched.events()] == []
-        assert await watched.comparison() == ()
+        assert await watched.about() == About()
 
 
 async def test_a_stream_of_events_that_breaks_off_says_so() -> None:
@@ -124,7 +124,7 @@ async def test_a_stream_of_events_that_breaks_off_says_so() -> None:
 async def test_the_comparison_is_the_servers() -> None:
     body = {"comparison": [asdict(cost) for cost in PUBLISHED]}
     async with source(lambda request: httpx.Response(200, json=body)) as watched:
-        assert await watched.comparison() == PUBLISHED
+        assert await watched.about() == About(PUBLISHED)
 
 
 async def test_an_export_is_whole_or_not_there(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ def server(runtime: Runtime, store: Store | None, folder: Path) -> Starlette:
         return JSONResponse(runtime.status().to_json())
 
     async def model(request: Request) -> Response:
-        return JSONResponse({"comparison": [asdict(cost) for cost in await InProcess(runtime).comparison()]})
+        about = await InProcess(runtime).about()
+        return JSONResponse({"comparison": [asdict(cost) for cost in about.comparison]})
 
     async def actions(request: Request) -> Response:
         outcome = await acting.act(runtime, Action.from_json(await request.json()), store=store)
@@ -70,7 +71,7 @@ async def test_figures_actions_and_refusals_cross_the_wire(tmp_path: Path) -> No
         await session.append([1, 2, 3])
         (seen,) = (await source.status()).sessions
         assert (seen.id, seen.label, seen.position) == (session.id, "[/b] 字", 3)
-        assert await source.comparison() == ()
+        assert (await source.about()).comparison == ()
         fork = await source.act(Action(ActionKind.FORK, session.id, "two"))
         assert {one.id for one in (await source.status()).sessions} == {session.id, fork.session_id}
         with pytest.raises(ActionRefused, match="tags needs the store"):

@@ -9,12 +9,15 @@ import pytest
 from serai.runtime.memory.attention import PUBLISHED
 from serai.runtime.monitor.reading import (
     StatusUnreadable,
-    comparison_from_json,
+    about_from_json,
+    detail_from_json,
     event_from_json,
     status_from_json,
 )
+from serai.runtime.monitor.source import About
+from serai.runtime.monitor.transcript import Voice
 from serai.runtime.sessions.events import EventKind
-from tests.runtime.monitor.scripted import event, status
+from tests.runtime.monitor.scripted import DETAIL, event, status
 
 
 def changed(path: str, value: object) -> Any:
@@ -50,6 +53,8 @@ def test_whole_numbers_are_seconds_too_and_unknown_fields_are_ignored() -> None:
         ("sessions", {}, "sessions must be a list, not {}"),
         ("sessions.1.label", None, "sessions[1].label must be str, not None"),
         ("sessions.0.doing", 3, "sessions[0].doing must be str or null, not 3"),
+        ("experts.layers.3.heat", 5, "experts.layers[3].heat must be str, not 5"),
+        ("experts.layers", None, "experts.layers must be a list, not None"),
         ("experts", [], "experts must be an object, not []"),
     ],
 )
@@ -65,12 +70,21 @@ def test_other_json_is_no_status(body: object) -> None:
         status_from_json(body)
 
 
-def test_events_and_comparisons_come_back_too() -> None:
+def test_events_details_and_comparisons_come_back_too() -> None:
     made = event(EventKind.DEMOTED, "a", "why", missed=2)
     body = asdict(made) | {"kind": made.kind.value}
     assert event_from_json(body) == made
     assert event_from_json(body | {"kind": "of next year"}) is None
     costs = [asdict(cost) for cost in PUBLISHED]
-    assert comparison_from_json({"comparison": costs}) == PUBLISHED
-    with pytest.raises(StatusUnreadable):
-        comparison_from_json({})
+    assert about_from_json({"comparison": costs}) == About(PUBLISHED, may_act=True)
+    assert about_from_json({"comparison": [], "may_act": False}) == About(may_act=False)
+    assert detail_from_json(json.loads(json.dumps(DETAIL.to_json()))) == DETAIL
+    for read in (about_from_json, detail_from_json):
+        with pytest.raises(StatusUnreadable):
+            read({})
+
+
+def test_a_voice_of_next_year_is_plain_text() -> None:
+    body = DETAIL.to_json()
+    body["passages"][0]["voice"] = "song"
+    assert detail_from_json(body).passages[0].voice is Voice.TEXT

@@ -6,7 +6,9 @@ import httpx
 import pytest
 
 from serai.runtime.monitor.http_source import HttpSource
-from serai.runtime.monitor.source import Action, ActionKind, ActionRefused
+from serai.runtime.monitor.source import Action, ActionKind, ActionRefused, SourceUnreachable
+from serai.runtime.monitor.transcript import Voice
+from serai.runtime.server.options import ServerOptions
 from tests.runtime.server.client import serving_model
 from tests.runtime.server.replies import ReplyModel
 
@@ -20,7 +22,7 @@ async def test_a_monitor_reads_the_status_and_acts(tmp_path: Path) -> None:
         transport = httpx.ASGITransport(client.app)
         async with HttpSource("http://server", transport=transport) as source:
             (session,) = (await source.status()).sessions
-            assert await source.comparison()
+            assert (await source.about()).comparison
             forked = await source.act(Action(ActionKind.FORK, session.id, "twin"))
             assert {one.label for one in (await source.status()).sessions} == {"", "twin"}
             assert forked.session_id is not None
@@ -35,3 +37,70 @@ async def test_a_monitor_reads_the_status_and_acts(tmp_path: Path) -> None:
                 await source.act(Action(ActionKind.CANCEL, session.id))
             with pytest.raises(ActionRefused):
                 await source.act(Action(ActionKind.FORK, "a" * 26))
+
+
+THINKS = "Two words.</think><response>It is 42.</response></message>!"
+
+
+async def test_a_monitor_reads_what_a_session_says_and_talks_to_a_fork(tmp_path: Path) -> None:
+    async with serving_model(ReplyModel(lambda prompt: THINKS), store=tmp_path / "s") as client:
+        await client.post("/v1/responses", {"input": "6 times 7?"})
+        async with HttpSource("http://server", transport=httpx.ASGITransport(client.app)) as source:
+            (session,) = (await source.status()).sessions
+            detail = await source.detail(session.id)
+            assert detail is not None
+            said = [(one.voice, one.text) for one in detail.passages if one.voice is not Voice.SYSTEM]
+            assert said == [(Voice.USER, "6 times 7?"), (Voice.REASONING, "Two words."), (Voice.ANSWER, "It is 42.")]
+            assert detail.nodes[-1].position == detail.position == session.position
+            fork = await source.act(Action(ActionKind.FORK, session.id, "chat"))
+            assert fork.session_id is not None
+            pieces = [one async for one in source.say(fork.session_id, "sure?")]
+            spoken = {voice: "".join(one.text for one in pieces if one.voice is voice) for voice in Voice}
+            assert (spoken[Voice.REASONING], spoken[Voice.ANSWER]) == ("Two words.", "It is 42.")
+            after = await source.detail(session.id)
+            assert after is not None
+            assert after.position == detail.position, "the session itself heard nothing"
+            with pytest.raises(ActionRefused, match="empty"):
+                assert [one async for one in source.say(fork.session_id, "")]
+            assert await source.detail("a" * 26) is None
+
+
+async def test_without_a_key_there_are_figures_and_nothing_else(tmp_path: Path) -> None:
+    options = ServerOptions(api_keys=("one",), early_headers_s=30.0, shutdown_s=1.0)
+    async with serving_model(ReplyModel(lambda prompt: THINKS), options, store=tmp_path / "s") as client:
+        made = await client.call("POST", "/v1/responses", {"input": "secret"}, key="one")
+        assert made.status == 200
+        transport = httpx.ASGITransport(client.app)
+        async with HttpSource("http://server", key="one", transport=transport) as own:
+            (session,) = (await own.status()).sessions
+            await own.act(Action(ActionKind.LABEL, session.id, "private"))
+            assert (await own.about()).may_act
+        async with HttpSource("http://server", transport=transport) as source:
+            (seen,) = (await source.status()).sessions
+            assert (seen.id, seen.position, seen.label, seen.namespace) == (session.id, session.position, "", "")
+            assert not (await source.about()).may_act
+            assert await source.detail(session.id) is None
+            assert [one async for one in source.events()] == []
+            for kind in ActionKind:
+                with pytest.raises(ActionRefused, match="wants a key"):
+                    await source.act(Action(kind, session.id, "x"))
+            with pytest.raises(ActionRefused, match="wants a key"):
+                assert [one async for one in source.say(session.id, "hi")]
+            with pytest.raises(ActionRefused, match="wants a key"):
+                await source.export(session.id, tmp_path / "x")
+        async with HttpSource("http://server", key="two", transport=transport) as wrong:
+            with pytest.raises(SourceUnreachable, match="wants a key"):
+                await wrong.status()
+
+
+@pytest.mark.parametrize("header", ["x-forwarded-for", "forwarded", "via", "x-real-ip"])
+async def test_figures_are_not_for_who_comes_through_a_proxy_or_from_elsewhere(header: str) -> None:
+    options = ServerOptions(api_keys=("one",), early_headers_s=30.0, shutdown_s=1.0)
+    async with serving_model(ReplyModel(lambda prompt: THINKS), options) as client:
+        for transport, headers in (
+            (httpx.ASGITransport(client.app), {header: "203.0.113.9"}),
+            (httpx.ASGITransport(client.app, client=("203.0.113.9", 1)), {}),
+        ):
+            async with httpx.AsyncClient(transport=transport, base_url="http://server") as asking:
+                assert (await asking.get("/serai/status", headers=headers)).status_code == 401
+                assert (await asking.get("/serai/model", headers=headers)).status_code == 401
