@@ -128,6 +128,11 @@ class Driver:
         return request.state, request.drawn
 
     @property
+    def refusal(self) -> SeraiError | None:
+        """Why no more calls are taken, if so: the runtime closes, or the engine has failed."""
+        return self._refusal
+
+    @property
     def waiting(self) -> int:
         """Calls that are admitted and not finished."""
         return len(self._waiting)

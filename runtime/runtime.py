@@ -10,6 +10,7 @@ import anyio.to_thread
 
 from serai.checkpoints.names import check_text, new_id
 from serai.checkpoints.nodes import NodeKind
+from serai.checkpoints.store import Store
 from serai.runtime.chat import ChatFormat, Message, chat_format_for
 from serai.runtime.driver import Counters
 from serai.runtime.errors import SeraiError, ShuttingDown
@@ -58,6 +59,26 @@ class Runtime:
     def pool(self) -> StatePool:
         """Where the sessions' states come from: what a state of so many tokens takes, and how much is held."""
         return self._services.pool
+
+    @property
+    def store(self) -> Store | None:
+        """Where sessions are kept; None when nothing is durable."""
+        return self._services.journal.store
+
+    @property
+    def max_positions(self) -> int:
+        """The model's context, in tokens."""
+        return self._services.max_positions
+
+    @property
+    def engine_error(self) -> SeraiError | None:
+        """Why the engine takes no more work, if so: `EngineFailed` or `ShuttingDown`."""
+        return self._services.driver.refusal
+
+    @property
+    def waiting_calls(self) -> int:
+        """Calls that the engine has to finish."""
+        return self._services.driver.waiting
 
     @property
     def counters(self) -> Counters:

@@ -63,7 +63,7 @@ class Sessions:
 
     @property
     def store(self) -> Store | None:
-        return self._services.journal._store
+        return self._services.journal.store
 
     @property
     def max_positions(self) -> int:

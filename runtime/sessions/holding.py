@@ -15,8 +15,9 @@ from serai.runtime.driver import Driver
 from serai.runtime.errors import ShuttingDown
 from serai.runtime.memory.admission import Admission
 from serai.runtime.memory.residency import Tier
-from serai.runtime.sessions.journal import Journal, Record, Stored
+from serai.runtime.sessions.journal import Journal, Stored
 from serai.runtime.sessions.prefixes import Kept, Prefixes
+from serai.runtime.sessions.record import Record
 from serai.runtime.sessions.turns import Timeline
 from serai.runtime.state import State, StatePool, fill, session_bytes
 from serai.runtime.to_the_end import in_thread_to_the_end

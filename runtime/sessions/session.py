@@ -1,8 +1,7 @@
 """A session: one timeline of tokens with a live state, that can be appended to, continued, forked and paused."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from enum import Enum
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,7 @@ from serai.runtime.errors import (
     BadParameter,
     NothingToContinue,
     PromptTooLong,
-    SessionBusy,
-    SessionClosed,
 )
-from serai.runtime.memory.residency import Idle, Tier
 from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.services import Services
 from serai.runtime.sessions.contents import Appended, token_ids
@@ -25,6 +21,7 @@ from serai.runtime.sessions.events import EventKind
 from serai.runtime.sessions.generation import Generation
 from serai.runtime.sessions.holding import Holding
 from serai.runtime.sessions.journal import Point
+from serai.runtime.sessions.live import Life, LiveSession
 from serai.runtime.sessions.rate import Rate
 from serai.runtime.sessions.trail import Trail
 from serai.runtime.sessions.turns import Timeline
@@ -32,15 +29,7 @@ from serai.runtime.state import State
 from serai.runtime.status import SessionStatus
 
 
-class Life(Enum):
-    """Whether a session object can be used."""
-
-    OPEN = "open"
-    CLOSED = "closed"
-    PAUSED = "paused"
-
-
-class Session:
+class Session(LiveSession):
     """One timeline. Made by `Runtime.session`, `Runtime.resume` and `Session.fork`; never directly.
 
     One call at a time: a second one meanwhile raises `SessionBusy`. Forking is always allowed and takes the last
@@ -61,54 +50,22 @@ class Session:
         inexact: bool = False,
         append_metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        self.id = session_id
-        self.namespace = namespace
-        self.label = label
-        self.workflow = session_id if workflow is None else workflow
+        super().__init__(
+            services, session_id=session_id, holding=holding, namespace=namespace, label=label, workflow=workflow
+        )
         self.parent = parent
         self.inexact = inexact
         self.append_metadata: Mapping[str, Any] = append_metadata or {}
-        self.record = services.journal.open_record(session_id, namespace=namespace, label=label)
-        self._services = services
         self._timeline = timeline
-        self._holding = holding
-        self._life = Life.OPEN
-        self._doing: str | None = None
-        self._used_s = services.now_s()
-        self._returns_at_s: float | None = None
         self._rate = Rate()
         self._trail = Trail(services, session_id=session_id, namespace=namespace, workflow=self.workflow)
         services.live[session_id] = self
         services.events.tell(EventKind.OPENED, session_id, label)
 
     @property
-    def position(self) -> int:
-        """Tokens read so far."""
-        return self._holding.position
-
-    @property
     def turn(self) -> int:
         """The present turn's index, from 0."""
         return self._timeline.turn.index
-
-    @property
-    def tier(self) -> Tier:
-        """Where the state is: hot in memory, or cold in the store until it is used again."""
-        return self._holding.tier
-
-    @property
-    def held(self) -> State | None:
-        """The state this session holds in memory, if any; it may be behind the tokens that were handed out."""
-        return self._holding.held
-
-    @property
-    def doing(self) -> str | None:
-        """The call that is using the session now."""
-        return self._doing
-
-    @property
-    def is_open(self) -> bool:
-        return self._life is Life.OPEN
 
     @property
     def timeline(self) -> Timeline:
@@ -130,15 +87,6 @@ class Session:
                 raise NothingToContinue(session_id=self.id)
             copy: NDArray[np.float32] = state.logits.array.copy()
             return copy
-
-    async def hot(self) -> State:
-        """The live state, brought back from the store first if need be. For whoever holds the session."""
-        self._check_open()
-        was = self.tier
-        state = await self._holding.heat(self.record)
-        if was is Tier.COLD:
-            self._services.events.tell(EventKind.PROMOTED, self.id)
-        return state
 
     async def append(
         self, content: str | Sequence[int] | NDArray[np.integer], *, metadata: Mapping[str, Any] | None = None
@@ -212,27 +160,44 @@ class Session:
         self.record.label_is(label)
 
     async def fork(
-        self, *, turn: int | None = None, position: int | None = None, label: str | None = None
+        self,
+        *,
+        turn: int | None = None,
+        position: int | None = None,
+        label: str | None = None,
+        choice: int | None = None,
     ) -> "Session":
         """A second timeline, from this token boundary on, or from the end of a turn, or from any position.
 
         From here it copies no state and is allowed while a call is under way. From an earlier point it starts at the
         nearest state known before it and reads the tokens between once more: `replay_tokens` says how many those are.
-        Raises `PositionUnavailable` for a point this timeline doesn't have.
+        It draws by a random branch of its own, that of the next fork or of `choice` number so many: choice 1 of a
+        prompt says the same however often the session was forked before. Raises `PositionUnavailable` for a point this
+        timeline doesn't have.
         """
         self._check_open()
         check_text(label or "", "label", may_be_empty=True)
+        if choice is not None and choice < 0:
+            raise BadParameter(f"choices count from 0, not {choice}")
         where = self._timeline.position_of(turn, position)
+        timeline = self._timeline.fork(where, choice=choice)
         if where == self.position:
-            timeline, holding = self._timeline.fork(), self._holding.fork()
-        else:
-            timeline = self._timeline.fork(where)
-            holding = await self._services.keeper.hold_at(
-                timeline, self.namespace, self.workflow, exact=not self.inexact
-            )
-            if not self.is_open:  # the runtime closed meanwhile, and would not know of the child
-                holding.release()
-                self._check_open()
+            return self._branch(timeline, self._holding.fork(), label)
+        holding = await self._services.keeper.hold_at(timeline, self.namespace, self.workflow, exact=not self.inexact)
+        if not self.is_open:  # the runtime closed meanwhile, and would not know of the child
+            holding.release()
+            self._check_open()
+        return self._branch(timeline, holding, label)
+
+    async def twin(self, *, label: str | None = None) -> "Session":
+        """As `fork` from here, but the second session goes on just as this one would: it keeps the random branch, as
+        resuming this point does, and counts as no fork."""
+        self._check_open()
+        check_text(label or "", "label", may_be_empty=True)
+        return self._branch(self._timeline.twin(), self._holding.fork(), label)
+
+    def _branch(self, timeline: Timeline, holding: Holding, label: str | None) -> "Session":
+        """A session that begins on this one's path, where `timeline` ends."""
         child = Session(
             self._services,
             session_id=new_id(),
@@ -301,6 +266,54 @@ class Session:
         return await self._services.journal.children(self.record.point())
 
     @property
+    def head(self) -> str:
+        """The id of the session's last node; `flush` makes it durable, with all that was read and generated."""
+        return self.record.point()
+
+    async def flush(self) -> None:
+        """Make every token so far durable (with a store)."""
+        await self.record.flush()
+
+    async def mark(self, metadata: Mapping[str, Any], *, node_id: str | None = None) -> str:
+        """Write a node at the present position that keeps `metadata`, and go on from it; gives its id.
+
+        The node is durable when this returns (with a store). `node_id` is for a name that was given out before.
+        """
+        with self.use("mark"):
+            self.record.marked(self._timeline, metadata, node_id)
+            try:
+                await self.record.flush()
+            except BaseException:
+                self.record.take_back(self._timeline)
+                raise
+            return self.head
+
+    async def write_beside(
+        self,
+        appended: NDArray[np.int32],
+        generated: NDArray[np.int32],
+        *,
+        append_metadata: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        node_id: str | None = None,
+    ) -> str:
+        """Write down how the timeline could go on, by an append and a generation (int32 ids), and stay where it is.
+
+        Nothing is read: whoever resumes the node, whose id is given back, reads its tokens then. Durable when this
+        returns (with a store).
+        """
+        with self.use("write"):
+            there = self._timeline.twin()
+            there.appended(appended)
+            record = self.record.beside(there, appended, append_metadata or {})
+            there.generates(there.turn.seed)
+            for token in generated.tolist():
+                there.generated(token)
+            record.said(generated, there, metadata or {}, node_id)
+            await record.flush()
+            return record.point()
+
+    @property
     def _leaves_states(self) -> bool:
         return self._services.policy.reuse and not self.inexact
 
@@ -326,55 +339,12 @@ class Session:
         self._end(Life.PAUSED)
         return point
 
-    async def close(self) -> None:
-        """Free the state. What was durable stays durable; closing twice is fine.
-
-        When the last tokens can't be stored the session stays open, as it was; at the end of `async with` it ends.
-        """
-        if self._life is Life.OPEN:
-            with self.use("close"):
-                await self.record.flush()
-            self._end(Life.CLOSED)
-
     async def __aenter__(self) -> "Session":
         self._check_open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # A reader who was cancelled inside the block has not closed its stream, and must hear of that and nothing else.
-        try:
-            if self._doing is None:
-                await self.close()
-            else:
-                await self.break_off()
-        finally:
-            self.abandon()
-
-    @contextmanager
-    def use(self, doing: str) -> Iterator[None]:
-        """Hold the session for one call; raises `SessionBusy` or `SessionClosed`."""
-        self.claim(doing)
-        try:
-            yield
-        finally:
-            self.unclaim()
-
-    def claim(self, doing: str) -> None:
-        """Begin to hold the session until `unclaim`."""
-        self._check_open()
-        if self._doing is not None:
-            raise SessionBusy(session_id=self.id, doing=self._doing)
-        self._doing = doing
-        self._used_s = self._services.now_s()
-
-    def unclaim(self) -> None:
-        self._doing = None
-        self._used_s = self._services.now_s()
-        self._services.admission.freed()  # idle now, it may be moved out for whoever waits for memory
-
-    def dropped(self) -> None:
-        """As `unclaim`, for a reader who vanished: Python may say so when no event loop runs, so no clock is read."""
-        self._doing = None
+        await self._leave()
 
     def lagged(self, token: int) -> None:
         """As `advanced`, when the state after the token is part of a longer one that is not taken over yet."""
@@ -421,76 +391,6 @@ class Session:
         """A generation has ended and its tokens are durable."""
         self._leave_state()
         self._services.events.tell(EventKind.TURN_ENDED, self.id, f"at position {self.position}")
-
-    async def break_off(self) -> None:
-        """Close, though a call is under way: what it has handed out is made durable."""
-        if self._life is Life.OPEN:
-            self._end(Life.CLOSED)
-            await self.record.flush()
-
-    def abandon(self) -> None:
-        """End without writing anything down: what is not durable yet is lost."""
-        self._end(Life.CLOSED)
-
-    def idle(self, now_s: float) -> Idle | None:
-        """What moving this session out of memory would bring; None while it is in use, cold or empty."""
-        state = self._holding.state
-        if self._doing is not None or state is None or state.fixed is None:
-            return None
-        own, _ = self._services.pool.held_bytes(state)
-        return Idle(self.id, own, now_s - self._used_s, self._returns_in_s(now_s))
-
-    def _returns_in_s(self, now_s: float) -> float | None:
-        return None if self._returns_at_s is None else max(self._returns_at_s - now_s, 0.0)
-
-    async def demote(self) -> bool:
-        """Move the state to the store; the next call brings it back. False when it is in use (or cold already)."""
-        moved = await self._holding.cool(self.record, lambda: self._doing is not None or not self.is_open)
-        if moved:
-            self._services.events.tell(EventKind.DEMOTED, self.id)
-        return moved
-
-    @asynccontextmanager
-    async def waiting_for_tool(self, *, expected_s: float) -> AsyncIterator[None]:
-        """Say that nothing is asked of the session for about `expected_s` seconds.
-
-        When memory is short it is among the first to be moved out, and it is brought back shortly before it is
-        expected, or when the block ends.
-        """
-        self._check_open()
-        if not expected_s >= 0:
-            raise BadParameter(f"expected_s is {expected_s!r}, but must be a number of seconds, 0 or more")
-        self._returns_at_s = self._services.now_s() + expected_s
-        self._services.returning.expect(self, self._returns_at_s)
-        try:
-            yield
-        finally:
-            self._returns_at_s = None
-            self._used_s = self._services.now_s()
-            self._services.returning.forget(self)
-        await self.come_back()
-
-    async def come_back(self) -> None:
-        """Bring the state into memory if it is cold and nobody is using the session."""
-        if self.is_open and self._doing is None and self.tier is Tier.COLD:
-            with self.use("return"):
-                await self.hot()
-
-    def _end(self, life: Life) -> None:
-        if self._life is not Life.OPEN:
-            return  # broken off while `pause` or `close` was writing
-        self._life = life
-        self._holding.release()
-        self._services.saver.forget(self.id)
-        del self._services.live[self.id]
-        if all(other.workflow != self.workflow for other in self._services.live.values()):
-            self._services.driver.forget(self.workflow)
-        kind = EventKind.PAUSED if life is Life.PAUSED else EventKind.CLOSED
-        self._services.events.tell(kind, self.id, f"at position {self.position}")
-
-    def _check_open(self) -> None:
-        if self._life is not Life.OPEN:
-            raise SessionClosed(session_id=self.id, how=self._life.value)
 
     def __repr__(self) -> str:
         doing = f", {self._doing}" if self._doing else ""

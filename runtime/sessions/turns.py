@@ -115,8 +115,8 @@ class Timeline:
             self._spans.append(Span(len(self._ids), turn.index + turn.generating, generated=False))
         self._extend(ids.astype(np.int32).tobytes())
 
-    def generates(self, seed: int) -> None:
-        """A generation begins, or goes on with this seed."""
+    def generates(self, seed: int | None) -> None:
+        """A generation begins, or goes on, with this seed; None for one that nobody draws from."""
         if self.turn.generating:
             self._spans[-1] = replace(self._spans[-1], seed=seed)
         else:
@@ -138,12 +138,19 @@ class Timeline:
         hasher = self._hasher.copy() if position == len(self._ids) else None
         return Timeline(self._ids[:position], self._spans[:count], branch=branch, hasher=hasher)
 
-    def fork(self, position: int | None = None) -> "Timeline":
-        """A copy that goes on from `position` (the present) with a random branch of its own."""
+    def fork(self, position: int | None = None, *, choice: int | None = None) -> "Timeline":
+        """A copy that goes on from `position` (the present) with a random branch of its own: that of the next fork, or
+        of a choice by its number, which counts as no fork."""
         where = len(self._ids) if position is None else position
-        child = self.at(where, branch=child_branch(self.branch, self.forks))
-        self.forks += 1
+        child = self.at(where, branch=child_branch(self.branch, self.forks if choice is None else choice))
+        self.forks += choice is None
         return child
+
+    def twin(self) -> "Timeline":
+        """A copy that goes on from the present just as this one would."""
+        twin = self.at(len(self._ids), branch=self.branch)
+        twin.forks = self.forks
+        return twin
 
     def _extend(self, data: bytes) -> None:
         self._ids.frombytes(data)

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from serai.checkpoints.snapshot import LatentType, StateLayout
 from serai.runtime.models.batch import Batch, Outputs
+from serai.runtime.sampling.params import SamplingParams
+from serai.runtime.state import Part, part_bytes
 
 MODULUS = 65_521
 VOCAB = 16
@@ -26,6 +28,13 @@ LAYOUT = StateLayout(
     page_tokens=4,
     vocab=VOCAB,
 )
+
+
+FIXED, LOGITS, PAGE = (part_bytes(LAYOUT, part) for part in (Part.FIXED, Part.LOGITS, Part.PAGE))
+"""Bytes of one buffer of each kind."""
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+SAMPLED = SamplingParams(temperature=0.8, seed=7, repetition_penalty=1.1, presence_penalty=0.3, max_tokens=20)
 
 
 def floats_at(address: int, count: int) -> NDArray[np.float32]:
@@ -44,6 +53,13 @@ def logits_of(value: int) -> NDArray[np.float32]:
     """Next-token logits after a prefix of that hash; no two equal, so that greedy has one answer."""
     ids = np.arange(1, VOCAB + 1, dtype=np.int64)
     return ((value + 7) * ids * 7919 % 1009 / 200.0 + ids / 1e4).astype(np.float32)
+
+
+def greedy_by_hand(prompt: list[int], count: int) -> list[int]:
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(int(np.argmax(logits_of(hash_of(ids)))))
+    return ids[len(prompt) :]
 
 
 def count_on(token: int) -> NDArray[np.float32]:

@@ -8,7 +8,7 @@ import pytest
 from serai.runtime import Runtime, SamplingParams, Session
 from serai.runtime.scheduler import Limits
 from tests.runtime.fake_runtime import fake_runtime
-from tests.runtime.test_session import greedy_by_hand
+from tests.runtime.scripted import greedy_by_hand
 
 pytestmark = pytest.mark.anyio
 

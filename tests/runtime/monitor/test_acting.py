@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 def store_of(runtime: Runtime) -> Store:
-    kept = runtime._services.journal._store
+    kept = runtime.store
     assert kept is not None
     return kept
 

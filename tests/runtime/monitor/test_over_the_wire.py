@@ -82,7 +82,7 @@ async def test_figures_actions_and_refusals_cross_the_wire(tmp_path: Path) -> No
 
 async def test_an_exported_session_arrives_as_a_file_here(tmp_path: Path) -> None:
     async with fake_runtime(store=tmp_path / "store") as runtime:
-        store = runtime._services.journal._store
+        store = runtime.store
         async with served(runtime, tmp_path, store) as source:
             session = await runtime.session()
             await session.append([1, 2, 3])

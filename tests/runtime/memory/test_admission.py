@@ -15,16 +15,13 @@ from serai.runtime.errors import OutOfBudget
 from serai.runtime.memory.residency import Idle, Tier, value_of_moving, victims
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
-from serai.runtime.state import Part, part_bytes, session_bytes
+from serai.runtime.state import session_bytes
 from tests.runtime.fake_runtime import fake_runtime
-from tests.runtime.scripted import LAYOUT, ScriptedModel
-from tests.runtime.test_session import GREEDY, Gate, greedy_by_hand
+from tests.runtime.gate import Gate
+from tests.runtime.scripted import FIXED, GREEDY, LAYOUT, LOGITS, PAGE, ScriptedModel, greedy_by_hand
 
 pytestmark = pytest.mark.anyio
 
-FIXED = part_bytes(LAYOUT, Part.FIXED)
-LOGITS = part_bytes(LAYOUT, Part.LOGITS)
-PAGE = part_bytes(LAYOUT, Part.PAGE)
 RUNNING = 3 * FIXED + 2 * LOGITS
 """What a running session holds beside its latents: the state before, between two slices, and after."""
 

@@ -12,8 +12,7 @@ from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
 from serai.runtime.sessions.prefixes import thinned
 from tests.runtime.fake_runtime import fake_runtime
-from tests.runtime.scripted import hash_of, logits_of
-from tests.runtime.test_session import GREEDY, SAMPLED, greedy_by_hand
+from tests.runtime.scripted import GREEDY, SAMPLED, greedy_by_hand, hash_of, logits_of
 
 pytestmark = pytest.mark.anyio
 

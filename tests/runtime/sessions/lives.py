@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from numpy.typing import NDArray
 
 from serai.runtime import Generation, Runtime, SamplingParams, Session
-from serai.runtime.errors import OutOfBudget, SessionBusy, SessionGone
+from serai.runtime.errors import OutOfBudget, SessionBusy
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
 from tests.runtime.fake_runtime import fake_runtime
@@ -327,7 +326,7 @@ class Sessions(RuleBasedStateMachine):
         known = self.pick(place)
         if known is None or len(known.ids) + len(ids) > MOST_TOKENS:
             return
-        self.do(_cancelled(known.session.append(ids), turns))
+        self.do(cancelled(known.session.append(ids), turns))
         if known.session.position != len(known.ids):
             known.ids += ids
         self.compare(known)
@@ -340,7 +339,7 @@ class Sessions(RuleBasedStateMachine):
             return
         known = readers[place % len(readers)]
         assert known.reader is not None
-        self.do(_cancelled(_next(known.reader), turns))
+        self.do(cancelled(_next(known.reader), turns))
         known.ids = known.ids + self.continued(known.ids, known.session.position - len(known.ids))
         assert known.session.tokens().tolist() == known.ids
         if known.reader.finish_reason is not None:
@@ -352,7 +351,7 @@ class Sessions(RuleBasedStateMachine):
         if known is None:
             return
         position = cut % (len(known.ids) + 1)
-        self.do(_cancelled(known.session.rewind(position=position), turns))
+        self.do(cancelled(known.session.rewind(position=position), turns))
         if known.session.position != len(known.ids):
             assert known.session.position == position
             del known.ids[position:]
@@ -400,97 +399,8 @@ class Sessions(RuleBasedStateMachine):
         if self.stored:
             assert budget.used_bytes + budget.reserved_bytes <= budget.budget_bytes
         assert budget.reserved_bytes == 0, "nobody is under way"
-        await _until_idle(rt)  # a step whose callers have left goes on to the next layer
+        await until_idle(rt)  # a step whose callers have left goes on to the next layer
         rt.check()
-
-
-class StoredSessions(Sessions):
-    """With a store and little memory: sessions are moved out and come back, are paused, and survive a crash."""
-
-    stored = True
-
-    @rule(place=places)
-    def demote(self, place: int) -> None:
-        known = self.pick(place)
-        if known is not None:
-            self.do(known.session.demote())
-
-    @rule(place=places, turns=st.integers(0, 12))
-    def cancel_a_demotion(self, place: int, turns: int) -> None:
-        known = self.pick(place)
-        if known is not None:
-            self.do(_cancelled(known.session.demote(), turns))
-
-    @rule(place=places)
-    def pause(self, place: int) -> None:
-        known = self.pick(place)
-        if known is not None:
-            point = self.do(known.session.pause())
-            assert not known.session.is_open
-            self.life.sessions.remove(known)
-            self.rested.append(Rested(str(point), known.ids))
-
-    @rule(place=places, turns=st.integers(0, 12))
-    def cancel_a_pause(self, place: int, turns: int) -> None:
-        known = self.pick(place)
-        if known is None:
-            return
-        self.do(_cancelled(known.session.pause(), turns))
-        if known.session.is_open:
-            self.compare(known)
-            self.do(known.session.close())
-        self.life.sessions.remove(known)
-
-    @precondition(lambda self: len(self.life.sessions) < MOST_SESSIONS)
-    @rule(place=places)
-    def resume(self, place: int) -> None:
-        """Any number of times: the second one branches off."""
-        if self.rested:
-            rested = self.rested[place % len(self.rested)]
-            session = self.do(self.life.rt.resume(rested.point))
-            self.compare(self.add(session, rested.ids, len(rested.ids)))
-
-    @precondition(lambda self: len(self.life.sessions) < MOST_SESSIONS)
-    @rule(place=places, turns=st.integers(0, 12))
-    def cancel_a_resume(self, place: int, turns: int) -> None:
-        if not self.rested:
-            return
-        rested = self.rested[place % len(self.rested)]
-        session = self.do(_cancelled(self.life.rt.resume(rested.point), turns))
-        if session is not None:
-            self.compare(self.add(session, rested.ids, len(rested.ids)))
-            self.do(session.close())
-            self.life.sessions.pop()
-
-    @rule()
-    def settle(self) -> None:
-        self.do(self.life.rt.settle())
-
-    @rule(settled=st.booleans())
-    def crash(self, settled: bool) -> None:
-        """Go on from a copy of the store as it is at this moment; the old process only ends after that."""
-        if settled:
-            self.do(self.life.rt.settle())
-        else:
-            self.do(_write_no_more(self.life.rt))
-        old, before = self.life, self._store()
-        self.lives += 1
-        after = self._store()
-        assert before is not None and after is not None  # noqa: PT018  # one question to the type checker
-        shutil.copytree(before, after)
-        self._close()
-        self._open()
-        for known in old.sessions:
-            try:
-                session = self.do(self.life.rt.resume(known.session.id))
-            except SessionGone:
-                assert known.durable is None, "a durable session is gone"
-                self.add(self.do(self.life.rt.session()), [], 0)  # examples go on alike, however far a call came
-                continue
-            ids = session.tokens().tolist()
-            assert known.ids[: len(ids)] == ids
-            assert len(ids) >= (known.durable or 0), "what was durable is there"
-            self.compare(self.add(session, ids, len(ids)))
 
 
 async def _next(reader: Generation) -> int | None:
@@ -505,7 +415,7 @@ async def _forked_at(session: Session, position: int) -> Session:
     return await session.fork(position=position)
 
 
-async def _cancelled(what: Coroutine[Any, Any, T], turns: int) -> T | None:
+async def cancelled(what: Coroutine[Any, Any, T], turns: int) -> T | None:
     """Begin, let the loop turn a few times, cancel, and wait for the end; the result if it was too late."""
     task = asyncio.ensure_future(what)
     for _ in range(turns):
@@ -517,30 +427,6 @@ async def _cancelled(what: Coroutine[Any, Any, T], turns: int) -> T | None:
         return None
 
 
-async def _write_no_more(rt: Runtime) -> None:
-    """Drop what waits to be written in the background, and let what is being written end."""
-    rt._services.saver.let_go()
-    await _until_idle(rt)
-
-
-async def _until_idle(rt: Runtime) -> None:
+async def until_idle(rt: Runtime) -> None:
     while rt.is_working:  # noqa: ASYNC110  # two threads end at moments of their own, and nobody else waits for both
         await asyncio.sleep(0.0005)
-
-
-COMMON = settings(
-    deadline=None,
-    stateful_step_count=12,
-    derandomize=True,
-    database=None,
-    phases=(Phase.explicit, Phase.generate, Phase.shrink),
-    suppress_health_check=list(HealthCheck),
-)
-
-EXAMPLES = settings().max_examples
-"""100 unless another profile is chosen (`--hypothesis-profile`), which so makes both searches longer or shorter."""
-
-TestSessions = Sessions.TestCase
-TestSessions.settings = settings(COMMON, max_examples=14 * EXAMPLES)
-TestStoredSessions = StoredSessions.TestCase
-TestStoredSessions.settings = settings(COMMON, max_examples=6 * EXAMPLES)

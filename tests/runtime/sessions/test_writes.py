@@ -20,9 +20,8 @@ from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
 from serai.runtime.state import page_view
 from tests.runtime.fake_runtime import fake_runtime
-from tests.runtime.scripted import LAYOUT, ScriptedModel
-from tests.runtime.test_admission import FIXED, LOGITS, PAGE
-from tests.runtime.test_session import Gate
+from tests.runtime.gate import Gate
+from tests.runtime.scripted import FIXED, LAYOUT, LOGITS, PAGE, ScriptedModel
 
 pytestmark = pytest.mark.anyio
 

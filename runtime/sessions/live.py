@@ -1,0 +1,198 @@
+"""What a session is to the runtime: used by one call at a time, hot in memory or cold in the store, open or ended.
+
+`Session` adds what it is to its user, a timeline.
+"""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from enum import Enum
+
+from serai.runtime.errors import BadParameter, SessionBusy, SessionClosed
+from serai.runtime.memory.residency import Idle, Tier
+from serai.runtime.services import Services
+from serai.runtime.sessions.events import EventKind
+from serai.runtime.sessions.holding import Holding
+from serai.runtime.sessions.record import Record
+from serai.runtime.state import State
+
+
+class Life(Enum):
+    """Whether a session object can be used."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    PAUSED = "paused"
+
+
+class LiveSession:
+    """Who uses a session, where its state is, and its end."""
+
+    def __init__(
+        self, services: Services, *, session_id: str, holding: Holding, namespace: str, label: str, workflow: str | None
+    ) -> None:
+        self.id = session_id
+        self.namespace = namespace
+        self.label = label
+        self.workflow = session_id if workflow is None else workflow
+        self.record = Record(services.journal, session_id, namespace=namespace, label=label)
+        self._services = services
+        self._holding = holding
+        self._life = Life.OPEN
+        self._doing: str | None = None
+        self._used_s = services.now_s()
+        self._returns_at_s: float | None = None
+
+    @property
+    def position(self) -> int:
+        """Tokens read so far."""
+        return self._holding.position
+
+    @property
+    def tier(self) -> Tier:
+        """Where the state is: hot in memory, or cold in the store until it is used again."""
+        return self._holding.tier
+
+    @property
+    def held(self) -> State | None:
+        """The state this session holds in memory, if any; it may be behind the tokens that were handed out."""
+        return self._holding.held
+
+    @property
+    def doing(self) -> str | None:
+        """The call that is using the session now."""
+        return self._doing
+
+    @property
+    def is_open(self) -> bool:
+        return self._life is Life.OPEN
+
+    # used by one call at a time
+
+    @contextmanager
+    def use(self, doing: str) -> Iterator[None]:
+        """Hold the session for one call; raises `SessionBusy` or `SessionClosed`."""
+        self.claim(doing)
+        try:
+            yield
+        finally:
+            self.unclaim()
+
+    def claim(self, doing: str) -> None:
+        """Begin to hold the session until `unclaim`."""
+        self._check_open()
+        if self._doing is not None:
+            raise SessionBusy(session_id=self.id, doing=self._doing)
+        self._doing = doing
+        self._used_s = self._services.now_s()
+
+    def unclaim(self) -> None:
+        self._doing = None
+        self._used_s = self._services.now_s()
+        self._services.admission.freed()  # idle now, it may be moved out for whoever waits for memory
+
+    def dropped(self) -> None:
+        """As `unclaim`, for a reader who vanished: Python may say so when no event loop runs, so no clock is read."""
+        self._doing = None
+
+    # in memory or in the store
+
+    async def hot(self) -> State:
+        """The live state, brought back from the store first if need be. For whoever holds the session."""
+        self._check_open()
+        was = self.tier
+        state = await self._holding.heat(self.record)
+        if was is Tier.COLD:
+            self._services.events.tell(EventKind.PROMOTED, self.id)
+        return state
+
+    def idle(self, now_s: float) -> Idle | None:
+        """What moving this session out of memory would bring; None while it is in use, cold or empty."""
+        state = self._holding.state
+        if self._doing is not None or state is None or state.fixed is None:
+            return None
+        own, _ = self._services.pool.held_bytes(state)
+        return Idle(self.id, own, now_s - self._used_s, self._returns_in_s(now_s))
+
+    async def demote(self) -> bool:
+        """Move the state to the store; the next call brings it back. False when it is in use (or cold already)."""
+        moved = await self._holding.cool(self.record, lambda: self._doing is not None or not self.is_open)
+        if moved:
+            self._services.events.tell(EventKind.DEMOTED, self.id)
+        return moved
+
+    @asynccontextmanager
+    async def waiting_for_tool(self, *, expected_s: float) -> AsyncIterator[None]:
+        """Say that nothing is asked of the session for about `expected_s` seconds.
+
+        When memory is short it is among the first to be moved out, and it is brought back shortly before it is
+        expected, or when the block ends.
+        """
+        self._check_open()
+        if not expected_s >= 0:
+            raise BadParameter(f"expected_s is {expected_s!r}, but must be a number of seconds, 0 or more")
+        self._returns_at_s = self._services.now_s() + expected_s
+        self._services.returning.expect(self, self._returns_at_s)
+        try:
+            yield
+        finally:
+            self._returns_at_s = None
+            self._used_s = self._services.now_s()
+            self._services.returning.forget(self)
+        await self.come_back()
+
+    async def come_back(self) -> None:
+        """Bring the state into memory if it is cold and nobody is using the session."""
+        if self.is_open and self._doing is None and self.tier is Tier.COLD:
+            with self.use("return"):
+                await self.hot()
+
+    def _returns_in_s(self, now_s: float) -> float | None:
+        return None if self._returns_at_s is None else max(self._returns_at_s - now_s, 0.0)
+
+    # open or ended
+
+    async def close(self) -> None:
+        """Free the state. What was durable stays durable; closing twice is fine.
+
+        When the last tokens can't be stored the session stays open, as it was; at the end of `async with` it ends.
+        """
+        if self._life is Life.OPEN:
+            with self.use("close"):
+                await self.record.flush()
+            self._end(Life.CLOSED)
+
+    async def break_off(self) -> None:
+        """Close, though a call is under way: what it has handed out is made durable."""
+        if self._life is Life.OPEN:
+            self._end(Life.CLOSED)
+            await self.record.flush()
+
+    def abandon(self) -> None:
+        """End without writing anything down: what is not durable yet is lost."""
+        self._end(Life.CLOSED)
+
+    async def _leave(self) -> None:
+        # A reader who was cancelled inside the block has not closed its stream, and must hear of that and nothing else.
+        try:
+            if self._doing is None:
+                await self.close()
+            else:
+                await self.break_off()
+        finally:
+            self.abandon()
+
+    def _end(self, life: Life) -> None:
+        if self._life is not Life.OPEN:
+            return  # broken off while `pause` or `close` was writing
+        self._life = life
+        self._holding.release()
+        self._services.saver.forget(self.id)
+        del self._services.live[self.id]
+        if all(other.workflow != self.workflow for other in self._services.live.values()):
+            self._services.driver.forget(self.workflow)
+        kind = EventKind.PAUSED if life is Life.PAUSED else EventKind.CLOSED
+        self._services.events.tell(kind, self.id, f"at position {self.position}")
+
+    def _check_open(self) -> None:
+        if self._life is not Life.OPEN:
+            raise SessionClosed(session_id=self.id, how=self._life.value)

@@ -1,0 +1,188 @@
+"""One session's part of the journal: its nodes so far, those still to be written, and what each node keeps."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.checkpoints.names import new_id
+from serai.checkpoints.nodes import NodeKind, NodeRecord
+from serai.runtime.sessions.journal import Entry, Journal, Point, append_metadata_of
+from serai.runtime.sessions.turns import Timeline
+from serai.runtime.state import State
+
+
+class Record:
+    """The path from the root to the session's last node; whatever is not durable yet is at its end."""
+
+    def __init__(self, journal: Journal, session_id: str, *, namespace: str, label: str) -> None:
+        self._journal = journal
+        self._session_id = session_id
+        self._namespace = namespace
+        self._label = label
+        self._path: list[Entry] = []
+        self._generated = array("i")
+        self._facts: Mapping[str, Any] = {}
+        self._inexact = False
+
+    def label_is(self, label: str) -> None:
+        """What the nodes to come are called."""
+        self._label = label
+
+    def point(self) -> str:
+        """The id of the session's last node; durable once `flush` has returned."""
+        return self._path[-1].node.id
+
+    def append_metadata(self) -> Mapping[str, Any]:
+        """What the last append on the way here was given to keep."""
+        return append_metadata_of(self.nodes())
+
+    def settled(self, timeline: Timeline) -> None:
+        """Note what has changed since the last node without a token: how many forks were made."""
+        self._close_generation()
+        if (self._path[-1].node.sampler or {}).get("forks") != timeline.forks:
+            self.started(timeline, NodeKind.PAUSE)
+
+    def nodes(self) -> tuple[NodeRecord, ...]:
+        """The nodes from the root to the last one."""
+        return tuple(entry.node for entry in self._path)
+
+    def continues(self, path: Sequence[NodeRecord], *, inexact: bool) -> None:
+        """The session goes on from the end of a path that is durable; `inexact` marks all that follows (DESIGN §6)."""
+        self._path = [Entry(node, durable=True) for node in path]
+        self._inexact = inexact
+
+    def branched_from(self, other: "Record") -> None:
+        """The session begins where another one stands now; what that one has not written yet is written by both."""
+        self._path = list(other._path)
+        self._generated = other._generated[:]
+        self._facts = other._facts
+        self._inexact = other._inexact
+
+    def take_back(self, timeline: Timeline) -> None:
+        """The last append did not succeed: go on from where `timeline` ends, even if its node reached the store."""
+        if self._path[-1].durable:
+            self.cut(timeline, NodeKind.REWIND)
+        else:
+            self._path.pop()
+
+    def cut(self, timeline: Timeline, kind: NodeKind) -> None:
+        """Go on from an earlier position, where `timeline` now ends: under the last node at or before it."""
+        self._close_generation()
+        while self._path and self._path[-1].node.position > len(timeline):
+            self._path.pop()
+        start = self._path[-1].node.position if self._path else 0
+        self._add(kind, timeline.ids(start), timeline)
+
+    def started(self, timeline: Timeline, kind: NodeKind) -> None:
+        """The session's first node of its own."""
+        self._close_generation()
+        self._add(kind, np.zeros(0, np.int32), timeline)
+
+    def appended(self, ids: NDArray[np.int32], timeline: Timeline, metadata: Mapping[str, Any]) -> None:
+        self._close_generation()
+        self._add(NodeKind.APPEND, ids, timeline, metadata=metadata)
+
+    def generation_begins(self, params: Mapping[str, Any], timeline: Timeline) -> None:
+        """Parameters, seed and branch, to be durable before the first token is shown."""
+        self._close_generation()
+        self._add(NodeKind.GENERATE, np.zeros(0, np.int32), timeline, params=params)
+
+    def generated(self, token: int, timeline: Timeline) -> None:
+        self._generated.append(token)
+        self._facts = facts_of(timeline, None)
+
+    def marked(self, timeline: Timeline, metadata: Mapping[str, Any], node_id: str | None) -> None:
+        """A node at the present position, which keeps `metadata`."""
+        self._close_generation()
+        self._add(NodeKind.PAUSE, np.zeros(0, np.int32), timeline, metadata=metadata, node_id=node_id)
+
+    def beside(self, timeline: Timeline, appended: NDArray[np.int32], metadata: Mapping[str, Any]) -> "Record":
+        """A record of its own that has gone on with an append, from where this one and `timeline` stand."""
+        other = Record(self._journal, self._session_id, namespace=self._namespace, label=self._label)
+        other.branched_from(self)
+        other.appended(appended, timeline, metadata)
+        return other
+
+    def said(
+        self, tokens: NDArray[np.int32], timeline: Timeline, metadata: Mapping[str, Any], node_id: str | None
+    ) -> None:
+        """A whole generation, which keeps `metadata`."""
+        self._add(NodeKind.GENERATE, tokens, timeline, metadata=metadata, node_id=node_id)
+
+    async def flush(self) -> None:
+        """Make everything so far durable."""
+        self._close_generation()
+        await self._journal.write([entry for entry in self._path if not entry.durable])
+
+    async def save(self, state: State, reason: str) -> Point:
+        """Make everything so far durable, and the state, which is that of the last node, with it."""
+        state.retain()  # whoever ends the session while this waits does not take it away
+        try:
+            await self.flush()
+            return await self._journal.save(self._path[-1].node, state, reason)
+        finally:
+            state.release()
+
+    def _close_generation(self) -> None:
+        """Turn the tokens generated since the last node into a node."""
+        if not self._generated:
+            return
+        last = self._path[-1].node
+        tokens = np.array(self._generated, dtype=np.int32)
+        del self._generated[:]
+        self._add_node(NodeKind.GENERATE, tokens, last.position + len(tokens), last.turn, self._facts)
+
+    def _add(
+        self,
+        kind: NodeKind,
+        tokens: NDArray[np.int32],
+        timeline: Timeline,
+        *,
+        params: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        node_id: str | None = None,
+    ) -> None:
+        facts = facts_of(timeline, params)
+        self._add_node(kind, tokens, len(timeline), timeline.turn.index, facts, metadata, node_id)
+
+    def _add_node(
+        self,
+        kind: NodeKind,
+        tokens: NDArray[np.int32],
+        position: int,
+        turn: int,
+        facts: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None = None,
+        node_id: str | None = None,
+    ) -> None:
+        node = NodeRecord(
+            id=new_id() if node_id is None else node_id,
+            session_id=self._session_id,
+            kind=kind,
+            position=position,
+            tokens=tokens,
+            parent_id=self._path[-1].node.id if self._path else None,
+            sampler=facts,
+            turn=turn,
+            label=self._label,
+            namespace=self._namespace,
+            metadata=metadata or {},
+            inexact=self._inexact,
+        )
+        self._path.append(Entry(node))
+
+
+def facts_of(timeline: Timeline, params: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a node keeps of the timeline besides its token ids. `prefix` is the digest of all ids up to the node."""
+    turn = timeline.turn
+    return {
+        "branch": timeline.branch,
+        "forks": timeline.forks,
+        "generated": turn.generating,
+        "seed": turn.seed,
+        "prefix": timeline.digest().hex(),
+        "params": None if params is None else dict(params),
+    }

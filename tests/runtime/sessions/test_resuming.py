@@ -1,0 +1,130 @@
+"""Pausing, crashing and resuming: the timeline goes on as if nothing had happened."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import numpy as np
+import pytest
+
+from serai.runtime import SamplingParams
+from serai.runtime.errors import (
+    BadParameter,
+    ModelMismatch,
+    SessionClosed,
+    SessionGone,
+)
+from tests.runtime.fake_runtime import FINGERPRINT, fake_runtime
+from tests.runtime.scripted import GREEDY, SAMPLED, hash_of, logits_of
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_seed_that_was_drawn_is_durable_before_the_first_token_is_shown(tmp_path: Path) -> None:
+    """DESIGN §6g: whoever crashes after one token draws the same ones again, on the same branch."""
+    unseeded = SamplingParams(temperature=0.8, max_tokens=12)
+    async with fake_runtime(store=tmp_path / "store") as runtime:
+        root = await runtime.session()
+        await root.append([3, 1, 4])
+        fork = await root.fork()
+        generation = fork.generate(unseeded)
+        shown = [(await anext(generation)).id]
+        # What a crash would leave now.
+        await anyio.to_thread.run_sync(shutil.copytree, tmp_path / "store", tmp_path / "left")
+        shown += [token.id async for token in generation]
+        seed, branch, fork_id = fork.timeline.turn.seed, fork.timeline.branch, fork.id
+    assert seed is not None
+    async with fake_runtime(store=tmp_path / "left") as runtime:
+        again = await runtime.resume(fork_id)
+        assert (again.timeline.turn.seed, again.timeline.branch) == (seed, branch)
+        params = SamplingParams.from_record({**unseeded.to_record(), "seed": seed})
+        assert list((await again.generate(params).collect()).tokens) == shown
+
+
+async def test_pause_and_resume_at_every_boundary_of_a_sampled_run(tmp_path: Path) -> None:
+    """B42, B43: resuming feeds nothing, draws the same token, and penalties and random numbers go on."""
+    async with fake_runtime(store=tmp_path / "a") as rt:
+        session = await rt.session()
+        await session.append([2, 7, 1])
+        expected = (await session.generate(SAMPLED).collect()).tokens
+    for cut in range(len(expected)):
+        store = tmp_path / f"cut{cut}"
+        async with fake_runtime(store=store) as rt:
+            session = await rt.session()
+            await session.append([2, 7, 1])
+            if cut:
+                first = SamplingParams.from_record({**SAMPLED.to_record(), "max_tokens": cut})
+                assert (await session.generate(first).collect()).tokens == expected[:cut]
+            point = await session.pause()
+            with pytest.raises(SessionClosed, match="was paused"):
+                session.generate()
+        async with fake_runtime(store=store) as rt:
+            session = await rt.resume(str(point))
+            assert session.position == 3 + cut
+            rest = SamplingParams.from_record({**SAMPLED.to_record(), "max_tokens": len(expected) - cut})
+            assert (await session.generate(rest).collect()).tokens == expected[cut:]
+            assert rt.counters.prefilled_tokens == 0
+
+
+async def test_what_was_said_survives_a_crash_and_is_replayed(tmp_path: Path) -> None:
+    """DESIGN §8: ids are durable when an append or a generation returns; a missing snapshot is replayed."""
+    async with fake_runtime(store=tmp_path) as rt:
+        session = await rt.session()
+        name = session.id
+        await session.append([1, 2, 3])
+        done = await session.generate(GREEDY).collect()
+        expected = [1, 2, 3, *done.tokens]
+    async with fake_runtime(store=tmp_path) as rt:
+        again = await rt.resume(name)
+        assert again.id == name
+        assert again.tokens().tolist() == expected
+        assert rt.counters.prefilled_tokens == len(expected)
+        np.testing.assert_array_equal(await again.logits(), logits_of(hash_of(expected)))
+
+
+async def test_another_build_replays_unless_told_otherwise(tmp_path: Path) -> None:
+    async with fake_runtime(store=tmp_path) as rt:
+        session = await rt.session()
+        await session.append([1, 2, 3])
+        point = await session.pause()
+    async with fake_runtime(store=tmp_path, fingerprint=replace(FINGERPRINT, build="newer")) as rt:
+        replayed = await rt.resume(point)
+        assert rt.counters.prefilled_tokens == 3
+        assert not replayed.inexact
+        as_is = await rt.resume(point, as_is=True)
+        assert rt.counters.prefilled_tokens == 3
+        assert as_is.inexact
+        assert (await as_is.fork()).inexact
+    async with fake_runtime(store=tmp_path, fingerprint=replace(FINGERPRINT, weights="others")) as rt:
+        with pytest.raises(ModelMismatch, match="weights"):
+            await rt.resume(point)
+
+
+async def test_resuming_twice_branches_off(tmp_path: Path) -> None:
+    async with fake_runtime(store=tmp_path) as rt:
+        session = await rt.session()
+        await session.append([1, 2, 3])
+        point = await session.pause()
+        first = await rt.resume(point)
+        second = await rt.resume(point)
+        assert first.id == session.id
+        assert second.id != first.id
+        params = SamplingParams(temperature=1.5, seed=3, max_tokens=6)
+        same = (await first.generate(params).collect()).tokens
+        assert (await second.generate(params).collect()).tokens == same, "continuing a node keeps its random branch"
+
+
+async def test_resuming_what_was_never_stored_says_so(tmp_path: Path) -> None:
+    async with fake_runtime(store=tmp_path) as rt:
+        with pytest.raises(SessionGone):
+            await rt.resume("nothing")
+    async with fake_runtime() as rt:
+        with pytest.raises(BadParameter, match="store"):
+            await rt.resume("nothing")
+        session = await rt.session()
+        await session.append([1])
+        with pytest.raises(BadParameter, match="store"):
+            await session.pause()
+        assert session.is_open

@@ -1,0 +1,124 @@
+"""Random lives of sessions (`lives`), and of such as are moved out, paused and survive the death of their process."""
+
+import shutil
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from serai.runtime import Runtime
+from serai.runtime.errors import SessionGone
+from tests.runtime.sessions.lives import MOST_SESSIONS, Rested, Sessions, cancelled, places, until_idle
+
+
+class StoredSessions(Sessions):
+    """With a store and little memory: sessions are moved out and come back, are paused, and survive a crash."""
+
+    stored = True
+
+    @rule(place=places)
+    def demote(self, place: int) -> None:
+        known = self.pick(place)
+        if known is not None:
+            self.do(known.session.demote())
+
+    @rule(place=places, turns=st.integers(0, 12))
+    def cancel_a_demotion(self, place: int, turns: int) -> None:
+        known = self.pick(place)
+        if known is not None:
+            self.do(cancelled(known.session.demote(), turns))
+
+    @rule(place=places)
+    def pause(self, place: int) -> None:
+        known = self.pick(place)
+        if known is not None:
+            point = self.do(known.session.pause())
+            assert not known.session.is_open
+            self.life.sessions.remove(known)
+            self.rested.append(Rested(str(point), known.ids))
+
+    @rule(place=places, turns=st.integers(0, 12))
+    def cancel_a_pause(self, place: int, turns: int) -> None:
+        known = self.pick(place)
+        if known is None:
+            return
+        self.do(cancelled(known.session.pause(), turns))
+        if known.session.is_open:
+            self.compare(known)
+            self.do(known.session.close())
+        self.life.sessions.remove(known)
+
+    @precondition(lambda self: len(self.life.sessions) < MOST_SESSIONS)
+    @rule(place=places)
+    def resume(self, place: int) -> None:
+        """Any number of times: the second one branches off."""
+        if self.rested:
+            rested = self.rested[place % len(self.rested)]
+            session = self.do(self.life.rt.resume(rested.point))
+            self.compare(self.add(session, rested.ids, len(rested.ids)))
+
+    @precondition(lambda self: len(self.life.sessions) < MOST_SESSIONS)
+    @rule(place=places, turns=st.integers(0, 12))
+    def cancel_a_resume(self, place: int, turns: int) -> None:
+        if not self.rested:
+            return
+        rested = self.rested[place % len(self.rested)]
+        session = self.do(cancelled(self.life.rt.resume(rested.point), turns))
+        if session is not None:
+            self.compare(self.add(session, rested.ids, len(rested.ids)))
+            self.do(session.close())
+            self.life.sessions.pop()
+
+    @rule()
+    def settle(self) -> None:
+        self.do(self.life.rt.settle())
+
+    @rule(settled=st.booleans())
+    def crash(self, settled: bool) -> None:
+        """Go on from a copy of the store as it is at this moment; the old process only ends after that."""
+        if settled:
+            self.do(self.life.rt.settle())
+        else:
+            self.do(_write_no_more(self.life.rt))
+        old, before = self.life, self._store()
+        self.lives += 1
+        after = self._store()
+        assert before is not None and after is not None  # noqa: PT018  # one question to the type checker
+        shutil.copytree(before, after)
+        self._close()
+        self._open()
+        for known in old.sessions:
+            try:
+                session = self.do(self.life.rt.resume(known.session.id))
+            except SessionGone:
+                assert known.durable is None, "a durable session is gone"
+                self.add(self.do(self.life.rt.session()), [], 0)  # examples go on alike, however far a call came
+                continue
+            ids = session.tokens().tolist()
+            assert known.ids[: len(ids)] == ids
+            assert len(ids) >= (known.durable or 0), "what was durable is there"
+            self.compare(self.add(session, ids, len(ids)))
+
+
+async def _write_no_more(rt: Runtime) -> None:
+    """Drop what waits to be written in the background, and let what is being written end."""
+    rt._services.saver.let_go()
+    await until_idle(rt)
+
+
+COMMON = settings(
+    deadline=None,
+    stateful_step_count=12,
+    derandomize=True,
+    database=None,
+    phases=(Phase.explicit, Phase.generate, Phase.shrink),
+    suppress_health_check=list(HealthCheck),
+)
+
+EXAMPLES = settings().max_examples
+"""100 unless another profile is chosen (`--hypothesis-profile`), which so makes both searches longer or shorter."""
+
+TestSessions = Sessions.TestCase
+TestSessions.settings = settings(COMMON, max_examples=14 * EXAMPLES)
+TestStoredSessions = StoredSessions.TestCase
+TestStoredSessions.settings = settings(COMMON, max_examples=6 * EXAMPLES)
