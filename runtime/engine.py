@@ -14,6 +14,7 @@ from serai.kernels.threads import parallel_region
 from serai.runtime.errors import LogitsInvalid, SeraiError
 from serai.runtime.experts.access import Wait
 from serai.runtime.models.batch import Batch, Outputs, batch_of
+from serai.runtime.sampling.grammar import Written
 from serai.runtime.sampling.sample import Sampled, TokenCounts, sample
 from serai.runtime.state import page_view
 from serai.runtime.step import AbortFlag, Draw, Segment, SegmentResult, StepPlan, StepResult
@@ -126,8 +127,10 @@ def _draw_while_right(wanted: list[NDArray[np.float32]], segment: Segment) -> tu
     drawn: list[Sampled] = []
     guesses = segment.tokens[len(segment.tokens) - segment.guesses :].tolist()
     counts = segment.draws[0].counts.fork() if guesses else None
+    written = segment.draws[0].written if segment.draws else None
     for index, draw in enumerate(segment.draws):
-        drawn.append(_draw(wanted[index], draw, counts or draw.counts))
+        drawn.append(_draw(wanted[index], draw, counts or draw.counts, written))
+        written = drawn[-1].written
         if index == len(guesses) or drawn[-1].token != guesses[index]:
             break
         if counts is not None:
@@ -135,7 +138,7 @@ def _draw_while_right(wanted: list[NDArray[np.float32]], segment: Segment) -> tu
     return tuple(drawn)
 
 
-def _draw(logits: NDArray[np.float32], draw: Draw, counts: TokenCounts) -> Sampled:
+def _draw(logits: NDArray[np.float32], draw: Draw, counts: TokenCounts, written: Written | None) -> Sampled:
     return sample(
         logits,
         draw.params,
@@ -144,4 +147,5 @@ def _draw(logits: NDArray[np.float32], draw: Draw, counts: TokenCounts) -> Sampl
         branch=draw.branch,
         position=draw.position,
         banned=draw.banned,
+        written=written,
     )

@@ -27,6 +27,7 @@ __all__ = [
     "ConfigInvalid",
     "EngineFailed",
     "FormatUnknown",
+    "GrammarFailed",
     "LogitsInvalid",
     "ModelMismatch",
     "ModelNotFound",
@@ -168,6 +169,13 @@ class PositionUnavailable(SeraiError):
 
 class LogitsInvalid(SeraiError):
     """The model gave logits that no token can be drawn from (NaN); the session ends at the last good token."""
+
+
+class GrammarFailed(SeraiError):
+    """The grammar a generation was to follow could not say what may come next; the session ends at the last token."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the grammar of this generation can't go on: {why[:300]}; ask with a simpler one")
 
 
 class ShuttingDown(SeraiError):

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.runtime.errors import SeraiError
+from serai.runtime.sampling.grammar import Written
 from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.sampling.sample import Sampled, TokenCounts
 from serai.runtime.state import Draft, State
@@ -16,7 +17,8 @@ from serai.runtime.state import Draft, State
 class Draw:
     """Everything the choice of one token depends on beside the logits (DESIGN §6g).
 
-    `position` is the one the token will take; `banned` are ids that can't be chosen yet (`min_tokens`).
+    `position` is the one the token will take; `banned` are ids that can't be chosen yet (`min_tokens`); `written` is
+    where the generation's grammar stands, if it has one. Draws after guesses don't say: those before them decide it.
     """
 
     params: SamplingParams
@@ -25,6 +27,7 @@ class Draw:
     branch: int
     position: int
     banned: tuple[int, ...] = ()
+    written: Written | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from serai.runtime.chat.conversation import (
 )
 from serai.runtime.chat.errors import ChatFormatMismatch, PromptInvalid
 from serai.runtime.chat.formats import ChatFormat, chat_format_for, chat_format_id
+from serai.runtime.chat.grammars import Held
 from serai.runtime.chat.messages import ImagePart, Message, TextPart, ToolCall, read_messages, read_tools
 from serai.runtime.chat.reply import (
     ContentDelta,
@@ -36,6 +37,7 @@ __all__ = [
     "ContentDelta",
     "Cursor",
     "Event",
+    "Held",
     "ImagePart",
     "Markup",
     "Message",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from serai.runtime.chat.errors import PromptInvalid
+from serai.runtime.chat.grammars import Held
 from serai.runtime.chat.messages import Message, Part, Tool, join_split_turn
 from serai.runtime.chat.reply import Event
 from serai.runtime.chat.segments import Segment, Tokenizer
@@ -175,6 +176,9 @@ class Markup(Protocol):
 
     def parser(self, cursor: Cursor, tokenizer: Tokenizer, mint: MintCallId) -> ReplyParser:
         """Parses the reply whose beginning `prompt` rendered; `cursor` is what that call gave."""
+
+    def grammar(self, cursor: Cursor, held: Held, tokenizer: Tokenizer) -> str:
+        """The grammar that holds such a reply to what it must be, for `sampling.grammar` to compile."""
 
 
 def render(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from serai.runtime.chat import k2_tokens, k3_tags
 from serai.runtime.chat.conversation import Cursor, Markup, MintCallId, ReplyParser
 from serai.runtime.chat.errors import ChatFormatMismatch
+from serai.runtime.chat.grammars import Held
 from serai.runtime.chat.k2 import K2Markup
 from serai.runtime.chat.k3 import K3Markup
 from serai.runtime.chat.segments import Segment, Tokenizer, encode
@@ -65,6 +66,9 @@ class ChatFormat:
 
     def parser(self, cursor: Cursor, mint: MintCallId) -> ReplyParser:
         return self.markup.parser(cursor, self.tokenizer, mint)
+
+    def grammar(self, cursor: Cursor, held: Held) -> str:
+        return self.markup.grammar(cursor, held, self.tokenizer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ from serai.runtime.chat.conversation import (
     runs,
 )
 from serai.runtime.chat.errors import PromptInvalid
+from serai.runtime.chat.grammars import Held
+from serai.runtime.chat.k2_grammar import k2_grammar
 from serai.runtime.chat.k2_reply import K2ReplyParser
 from serai.runtime.chat.k2_tokens import (
     ARGUMENT_BEGIN,
@@ -106,6 +108,9 @@ class K2Markup:
 
     def parser(self, cursor: Cursor, tokenizer: Tokenizer, mint: MintCallId) -> ReplyParser:
         return K2ReplyParser(cursor, tokenizer, mint)
+
+    def grammar(self, cursor: Cursor, held: Held, tokenizer: Tokenizer) -> str:
+        return k2_grammar(cursor, held, tokenizer)
 
 
 def _refuse_thinking(thinking: bool) -> None:

@@ -29,6 +29,8 @@ from serai.runtime.chat.conversation import (
     runs,
 )
 from serai.runtime.chat.errors import PromptInvalid
+from serai.runtime.chat.grammars import Held
+from serai.runtime.chat.k3_grammar import k3_grammar
 from serai.runtime.chat.k3_reply import K3ReplyParser
 from serai.runtime.chat.k3_tags import END_OF_MESSAGE, END_OF_TEXT, K3Writer, missing_tags
 from serai.runtime.chat.messages import ImagePart, Message, Part, TextPart, Tool, ToolCall, read_tools
@@ -113,6 +115,9 @@ class K3Markup:
 
     def parser(self, cursor: Cursor, tokenizer: Tokenizer, mint: MintCallId) -> ReplyParser:
         return K3ReplyParser(cursor, tokenizer, mint)
+
+    def grammar(self, cursor: Cursor, held: Held, tokenizer: Tokenizer) -> str:
+        return k3_grammar(cursor, held, tokenizer)
 
 
 def _write_run(out: K3Writer, cursor: Cursor, run: Run) -> Cursor:

@@ -1,9 +1,10 @@
 """Choosing the next token: one pure function from logits to a token.
 
-The order is the one vLLM and Hugging Face document: repetition, frequency and presence penalties, bias, bans, then
-temperature, top-k, top-p and min-p, each on what the one before left. Then one uniform number picks by the inverse of
-the cumulative distribution, tokens standing in descending order of their logits, equal ones by ascending id. So every
-tie, in the filters and in the draw, goes to the lowest id, and the choice is a function of the arguments only.
+The order is the one vLLM and Hugging Face document: what the grammar forbids, repetition, frequency and presence
+penalties, bias, bans, then temperature, top-k, top-p and min-p, each on what the one before left. Then one uniform
+number picks by the inverse of the cumulative distribution, tokens standing in descending order of their logits, equal
+ones by ascending id. So every tie, in the filters and in the draw, goes to the lowest id, and the choice is a function
+of the arguments only.
 
 Logprobs are of the model's own distribution, the softmax of the logits as they came, before penalties, temperature and
 filters: the number says what the model thought, whatever was asked of the sampler.
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.runtime.errors import BadParameter, LogitsInvalid
+from serai.runtime.sampling.grammar import Written
 from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.sampling.random import uniform
 
@@ -43,13 +45,15 @@ log = logging.getLogger(__name__)
 class Sampled:
     """A drawn token; `logprob` and `top_logprobs` (most likely first, natural logarithms) are there when asked for.
 
-    `non_finite` counts the NaN and +Inf logits that had to be left out.
+    `non_finite` counts the NaN and +Inf logits that had to be left out. `written` is where its grammar stands after it,
+    for a generation that has one.
     """
 
     token: int
     logprob: float | None = None
     top_logprobs: Mapping[int, float] | None = None
     non_finite: int = 0
+    written: Written | None = None
 
 
 class TokenCounts:
@@ -122,10 +126,12 @@ def sample(
     branch: int,
     position: int,
     banned: Sequence[int] = (),
+    written: Written | None = None,
 ) -> Sampled:
     """Choose the token at `position` from `logits`, float32 `[vocab]`, which are read only.
 
-    `banned` ids can't be chosen (stop tokens before `min_tokens`), nor can ids whose logit is -Inf. NaN and +Inf
+    `banned` ids can't be chosen (stop tokens before `min_tokens`), nor can ids whose logit is -Inf, nor those that the
+    grammar of `written` does not allow; where it allows banned ids only, one of them is chosen. NaN and +Inf
     logits are left out, with one warning in the log. Raises `LogitsInvalid` if no finite logit is left. Ids in
     `params.logit_bias` and `banned` must be in the vocabulary (`SamplingParams.check_vocabulary`).
     """
@@ -136,8 +142,14 @@ def sample(
         likeliest = int(logits.argmax())
 
     scores = logits
+    if written is not None:
+        allowed = written.allowed()
+        scores = np.where(allowed, logits, np.float32(-np.inf))
+        if banned and np.count_nonzero(allowed) == np.count_nonzero(allowed[list(banned)]):
+            banned = ()
     if params.penalizes or params.logit_bias or banned:
-        scores = _adjusted(logits, params, counts, banned)
+        scores = _adjusted(scores, params, counts, banned)
+    if scores is not logits:
         likeliest = int(scores.argmax())
         if scores[likeliest] == -np.inf:
             raise LogitsInvalid("every token with a finite logit is banned here, so none is left to choose")
@@ -146,10 +158,13 @@ def sample(
         token = likeliest
     else:
         token = _draw(scores, float(scores[likeliest]), params, uniform(seed, branch, position))
+    if written is not None:
+        written = written.after(token)
+        written.look_ahead()
     if params.logprobs is None:
-        return Sampled(token, non_finite=non_finite)
+        return Sampled(token, non_finite=non_finite, written=written)
     logprob, alternatives = _logprobs(logits, token, params.logprobs)
-    return Sampled(token, logprob, alternatives, non_finite)
+    return Sampled(token, logprob, alternatives, non_finite, written)
 
 
 def _finite_only(logits: NDArray[np.float32]) -> tuple[NDArray[np.float32], int]:

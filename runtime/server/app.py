@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 import anyio
+import anyio.to_thread
 from blake3 import blake3
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -14,7 +15,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serai.runtime.errors import BadParameter
 from serai.runtime.runtime import Runtime
+from serai.runtime.sampling.grammar import Grammars
 from serai.runtime.server import completions, extensions, responses, watching
 from serai.runtime.server.chat_output import ChatAnswer
 from serai.runtime.server.chat_request import read_chat
@@ -39,8 +42,13 @@ FIGURE_PATHS = frozenset({"/serai/status", "/serai/model"})
 @asynccontextmanager
 async def serving(runtime: Runtime, options: ServerOptions) -> AsyncIterator[Starlette]:
     """The application over an open runtime; leaving ends what is at work and stores what is parked."""
+    # Before anybody can ask: it takes seconds for a large vocabulary, and the interpreter for part of them.
+    tokenizer = runtime.tokenizer
+    if tokenizer is None:
+        raise BadParameter("the model's folder has no tokenizer, so it can't be talked to; add its tokenizer files")
+    grammars = await anyio.to_thread.run_sync(lambda: Grammars(tokenizer))
     async with anyio.create_task_group() as tasks:
-        service = Service(runtime, options, tasks)
+        service = Service(runtime, options, tasks, grammars)
         service.metrics.registry.register(StatusCollector(lambda: (runtime.status(), _gauges(service))))
         await service.sessions.load()
         tasks.start_soon(service.watch)

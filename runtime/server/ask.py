@@ -12,12 +12,13 @@ from serai.runtime.chat.conversation import runs
 from serai.runtime.errors import BadParameter
 from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.server.errors import invalid
-from serai.runtime.server.fields import Fields, kind_of, strings
-from serai.runtime.server.forcing import MustCall, checked
+from serai.runtime.server.fields import Fields, strings
+from serai.runtime.server.held import Choice, read_choice
 
 MAX_CHOICES = 32
 SEED_MASK = 2**64 - 1
 LARGEST = 2**63 - 1
+FREE = Choice()
 
 EFFORTS = {"minimal": "low", "low": "low", "medium": "high", "high": "high", "xhigh": "max", "max": "max"}
 """OpenAI's words for effort as the model's own three (it knows no medium); "none" turns thinking off."""
@@ -54,9 +55,8 @@ class Ask:
 
     `previous` is the place to go on from; without one and if `matched`, the deepest known place that `messages` begin
     with is looked for. `params` are without `stop` and with the largest `max_tokens` when none was given
-    (`max_tokens` is None then). `stops` end the content only, never the reasoning. `may_call` is false when calls were
-    forbidden, `must_call` is set when one was demanded. `store` says whether the reply can be gone on from after this
-    process.
+    (`max_tokens` is None then). `stops` end the content only, never the reasoning. `choice` says what is held of calls.
+    `store` says whether the reply can be gone on from after this process.
     """
 
     namespace: str
@@ -70,8 +70,7 @@ class Ask:
     stops: tuple[str, ...] = ()
     choices: int = 1
     store: bool = True
-    may_call: bool = True
-    must_call: MustCall | None = None
+    choice: Choice = FREE
     label: str = ""
 
 
@@ -143,35 +142,10 @@ def read_declared_tools(items: Sequence[Mapping[str, Any]], param: str) -> tuple
     return read_tools(tools)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What was said about calls: the note for the model, whether they are let through, and whether one must come."""
-
-    notes: Notes = NO_NOTES
-    may_call: bool = True
-    must_call: MustCall | None = None
-
-
-def read_tool_choice(value: object, tools: Sequence[Mapping[str, Any]], param: str = "tool_choice") -> Choice:
-    """In chat's shape or that of responses. A choice among some of the tools only could not be held, and is refused."""
-    match value:
-        case None | "auto":
-            return Choice()
-        case "none":
-            return Choice(Notes(tool_choice="none"), may_call=False)
-        case "required":
-            return Choice(Notes(tool_choice="required"), must_call=checked(MustCall(), tools))
-        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
-            return Choice(must_call=checked(MustCall(name), tools))
-        case {"type": "allowed_tools"}:
-            raise invalid(
-                param,
-                f"{param} allows some of the tools only, which can't be held here; declare only those, or name one",
-                "unsupported_value",
-            )
-        case _:
-            shown = repr(value)[:60] if isinstance(value, str) else kind_of(value)
-            raise invalid(param, f"{param} must be auto, none, required or name a function, and is {shown}")
+def read_tool_choice(fields: Fields) -> Choice:
+    """What is said of calls: `tool_choice`, `parallel_tool_calls`, and `strict` with any of the tools."""
+    strict = any((tool.get("function") or tool).get("strict") is True for tool in fields.objects("tools"))
+    return read_choice(fields.get("tool_choice"), parallel=fields.flag("parallel_tool_calls", True), strict=strict)
 
 
 def with_format(notes: Notes, response_format: Fields | None) -> Notes:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -11,11 +12,12 @@ import anyio.to_thread
 import numpy as np
 
 from serai.checkpoints.names import new_id
-from serai.runtime.chat import NO_NOTES, Cursor, Message, Segment
+from serai.runtime.chat import NO_NOTES, Cursor, Held, Message, Segment
+from serai.runtime.sampling.grammar import Grammar, Grammars
 from serai.runtime.server.ask import Ask, chain_after, chain_start, chains
 from serai.runtime.server.errors import invalid
-from serai.runtime.server.forcing import Forcing
 from serai.runtime.server.gate import Gates
+from serai.runtime.server.held import compiled, held
 from serai.runtime.server.places import Ending, Place, Tokens
 from serai.runtime.server.sessions import Sessions
 from serai.runtime.server.writing import Writer
@@ -50,7 +52,16 @@ class _Prompt:
 class Asked:
     """Replies under way to one request, one `writers` entry a choice."""
 
-    def __init__(self, ask: Ask, sessions: Sessions, chain: str, prompt: _Prompt, usage: Usage, place_id: str) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        sessions: Sessions,
+        chain: str,
+        prompt: _Prompt,
+        usage: Usage,
+        place_id: str,
+        grammar: Grammar | None,
+    ) -> None:
         self.ask = ask
         self.place_ids = [place_id, *(new_id() for _ in range(1, ask.choices))]
         self.writers: list[Writer] = []
@@ -58,6 +69,7 @@ class Asked:
         self._chain = chain
         self._prompt = prompt
         self._usage = usage
+        self._grammar = grammar
         self._before: list[Session | None] = []
         self._kept: set[int] = set()
 
@@ -129,10 +141,7 @@ class Asked:
                 stop_ids=form.stop_ids,
                 special_ids=form.tokenizer.special_ids,
                 gates=gates,
-                may_call=self.ask.may_call,
-                forcing=None
-                if self.ask.must_call is None
-                else Forcing(self.ask.must_call, form, self._prompt.prompted),
+                grammar=self._grammar,
             )
         )
 
@@ -140,8 +149,9 @@ class Asked:
 class Asking:
     """Turns requests into replies under way."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: Sessions, grammars: Grammars) -> None:
         self._sessions = sessions
+        self._grammars = grammars
 
     @asynccontextmanager
     async def open(
@@ -162,10 +172,12 @@ class Asking:
         place, done, chain = await self._place_for(ask)
         ask = ask if place is None else replace(ask, previous=place.id)
         messages = ask.messages[done:]
+        wanted = held(ask.choice, ask.notes, ask.setting.tools)
         prompt = await self._render(ask, place, messages)
         start = 0 if place is None else place.position
         length = start + len(prompt.messages) + len(prompt.prompt)
         ask = replace(ask, params=self._with_room(ask, length))
+        grammar = None if wanted is None else await self._grammar(wanted, prompt.prompted, strict=ask.choice.strict)
         if begun is not None:
             await begun(length)
         async with AsyncExitStack() as stack:
@@ -184,7 +196,8 @@ class Asking:
                     stack.push_async_callback(sessions.end, before, erase=not ask.store)
                 ids = prompt.prompt
             reused += (await session.append(ids, metadata=metadata)).reused
-            asked = Asked(ask, sessions, chain, prompt, Usage(prompt=length, cached=reused), place_id or new_id())
+            usage = Usage(prompt=length, cached=reused)
+            asked = Asked(ask, sessions, chain, prompt, usage, place_id or new_id(), grammar)
             asked.add(session, before, gates, reply)
             stack.pop_all()  # from here on they are the replies'
             stack.push_async_callback(asked.end)
@@ -245,6 +258,10 @@ class Asking:
 
         size = sum(len(message.text) for message in messages) + 500 * len(ask.setting.tools)
         return work() if size <= ENCODE_INLINE_CHARACTERS else await anyio.to_thread.run_sync(work)
+
+    async def _grammar(self, wanted: Held, prompted: Cursor, *, strict: bool) -> Grammar:
+        work = partial(compiled, self._grammars, self._sessions.format, prompted, wanted, strict=strict)
+        return await anyio.to_thread.run_sync(work)
 
     def _with_room(self, ask: Ask, length: int) -> Any:
         """Sampling with a `max_tokens` that fits the context, or an error with the numbers."""

@@ -40,7 +40,7 @@ def read_chat(body: Mapping[str, Any], namespace: str, *, stored: bool) -> ChatR
         raise invalid("messages", "messages is required, a list of at least one message")
     fields.need_text("model")
     setting = _setting(fields)
-    choice = read_tool_choice(fields.get("tool_choice"), setting.tools)
+    choice = read_tool_choice(fields)
     logprobs, top = fields.flag("logprobs", False), fields.integer("top_logprobs", 0, MAX_LOGPROBS)
     if top is not None and not logprobs:
         raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
@@ -57,8 +57,7 @@ def read_chat(body: Mapping[str, Any], namespace: str, *, stored: bool) -> ChatR
             stops=read_stops(fields),
             choices=fields.integer("n", 1, MAX_CHOICES) or 1,
             store=fields.flag("store", stored),
-            may_call=choice.may_call,
-            must_call=choice.must_call,
+            choice=choice,
         ),
         model=fields.text("model"),
         stream=fields.flag("stream", False),

@@ -62,7 +62,7 @@ def read_responses(body: Mapping[str, Any], namespace: str) -> ResponsesRequest:
     previous = fields.text("previous_response_id")
     fields.need_text("model")
     tools = read_declared_tools(fields.objects("tools"), "tools")
-    choice = read_tool_choice(fields.get("tool_choice"), tools)
+    choice = read_tool_choice(fields)
     reasoning, text = fields.object("reasoning"), fields.object("text")
     effort = None if reasoning is None else reasoning.text("effort")
     thinking, effort = read_effort(effort, "reasoning.effort")
@@ -83,8 +83,7 @@ def read_responses(body: Mapping[str, Any], namespace: str) -> ResponsesRequest:
             store=fields.flag("store", True),
             previous=None if previous is None else place_of(previous),
             matched=previous is None,
-            may_call=choice.may_call,
-            must_call=choice.must_call,
+            choice=choice,
         ),
         fields=fields,
         input=tuple(_shown(item) for item in items),

@@ -10,6 +10,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from serai.runtime.runtime import Runtime
+from serai.runtime.sampling.grammar import Grammars
 from serai.runtime.server.asking import Asking
 from serai.runtime.server.errors import ApiError, busy, unavailable
 from serai.runtime.server.gate import Gate
@@ -41,7 +42,7 @@ class Work:
 class Service:
     """One server's state. `tasks` owns whatever outlives the request that began it."""
 
-    def __init__(self, runtime: Runtime, options: ServerOptions, tasks: TaskGroup) -> None:
+    def __init__(self, runtime: Runtime, options: ServerOptions, tasks: TaskGroup, grammars: Grammars) -> None:
         self.runtime = runtime
         self.options = options
         self.tasks = tasks
@@ -50,7 +51,7 @@ class Service:
             keep_hot=options.keep_hot,
             unstored_ttl_s=options.unstored_ttl_s,
         )
-        self.asking = Asking(self.sessions)
+        self.asking = Asking(self.sessions, grammars)
         self.engine_gate = Gate()
         self.runs = Runs(self)
         self.metrics = Metrics()

@@ -7,22 +7,19 @@ the store is then resumed when it is asked for, by replaying at most the tokens 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import anyio
 import anyio.to_thread
 import numpy as np
 
-from serai.checkpoints.names import is_id, new_id
-from serai.checkpoints.nodes import NodeKind, NodeRecord
+from serai.checkpoints.names import is_id
 from serai.checkpoints.store import Store
 from serai.runtime.chat import ChatFormat
 from serai.runtime.driver import Counters
 from serai.runtime.errors import SeraiError, SessionGone
 from serai.runtime.runtime import Runtime
-from serai.runtime.sampling.random import child_branch
 from serai.runtime.server.catalogue import Catalogue, Known
 from serai.runtime.server.errors import response_not_found
 from serai.runtime.server.places import NOTHING, Ending, Place, Tokens
@@ -52,7 +49,6 @@ class Sessions:
         self.runtime = runtime
         self.catalogue = Catalogue()
         self.format: ChatFormat = runtime.chat_format()
-        self._services = runtime._services
         self._keep_hot = keep_hot
         self._unstored_ttl_s = unstored_ttl_s
         self._parked: dict[str, _Parked] = {}
@@ -63,21 +59,21 @@ class Sessions:
 
     @property
     def store(self) -> Store | None:
-        return self._services.journal.store
+        return self.runtime.store
 
     @property
     def max_positions(self) -> int:
-        return self._services.max_positions
+        return self.runtime.max_positions
 
     @property
     def engine_error(self) -> SeraiError | None:
         """Why the engine takes no more work, if it doesn't."""
-        return self._services.driver._refusal
+        return self.runtime.engine_error
 
     @property
     def engine_waiting(self) -> int:
         """Calls that wait for the engine now."""
-        return self._services.driver.waiting
+        return self.runtime.waiting_calls
 
     @property
     def counters(self) -> Counters:
@@ -122,7 +118,7 @@ class Sessions:
     async def go_on(self, place: Place) -> tuple[Session, int]:
         """A session that stands at a place and is the caller's own, and how many tokens had to be read for it."""
         parked, replayed = await self._unpark(place)
-        parked.used_s = self._services.now_s()
+        parked.used_s = anyio.current_time()
         async with parked.lock:
             if len(parked.pending):
                 replayed += len(parked.pending)
@@ -160,12 +156,7 @@ class Sessions:
 
     async def branch(self, session: Session, choice: int | None) -> Session:
         """A fork. Going on from a place keeps its random branch, as resuming it does; a choice has one of its own."""
-        timeline = session.timeline
-        forks = timeline.forks
-        child = await session.fork()
-        timeline.forks = child.timeline.forks = forks
-        child.timeline.branch = timeline.branch if choice is None else child_branch(timeline.branch, choice)
-        return child
+        return await (session.twin() if choice is None else session.fork(choice=choice))
 
     async def end(self, session: Session, *, erase: bool = False) -> None:
         """Free a session; with `erase`, as if it had never been."""
@@ -214,9 +205,10 @@ class Sessions:
         place = place_of(session.position + added)
         with anyio.CancelScope(shield=True):
             try:
-                await session.record.flush()
                 if store and self.store is not None:
-                    await self._record(self.store, place, session, ending)
+                    await self._record(place, session, ending)
+                else:
+                    await session.flush()
             except BaseException:
                 await self.end(session, erase=not store)
                 raise
@@ -230,37 +222,22 @@ class Sessions:
                 await self.end(session, erase=not store)
         return place
 
-    async def _record(self, store: Store, place: Place, session: Session, ending: Ending | None) -> None:
+    async def _record(self, place: Place, session: Session, ending: Ending | None) -> None:
         """Write the place's node, and before it those of an ending."""
-        head_id = session.record.point()
-
-        def work() -> NodeRecord:
-            head = store.node(head_id)
-            facts = dict(head.sampler or {})
-            metadata = place.metadata()
-            if ending is None:
-                nodes = [_node(session, NodeKind.PAUSE, place.position, NOTHING, head_id, facts, metadata, place.id)]
-            else:
-                # No state of the session stands for these tokens, so no prefix of them can be started from.
-                facts |= {"prefix": "", "generated": False}
-                cursor = {CURSOR_KEY: place.cursor.to_json()}
-                start = head.position + len(ending.prompt)
-                begins = _node(session, NodeKind.APPEND, start, ending.prompt, head_id, facts, cursor)
-                facts = facts | {"generated": True}
-                said = _node(
-                    session, NodeKind.GENERATE, place.position, ending.reply, begins.id, facts, metadata, place.id
-                )
-                nodes = [begins, said]
-            for node in nodes:
-                store.record(node)
-            return nodes[-1]
-
-        made = await anyio.to_thread.run_sync(work)
         if ending is None:
-            session.record.continues((*session.record.nodes(), made), inexact=session.inexact)
+            await session.mark(place.metadata(), node_id=place.id)
+            return
+        await session.flush()
+        await session.write_beside(
+            ending.prompt,
+            ending.reply,
+            append_metadata={CURSOR_KEY: place.cursor.to_json()},
+            metadata=place.metadata(),
+            node_id=place.id,
+        )
 
     def _park(self, parked: _Parked) -> _Parked:
-        parked.used_s = self._services.now_s()
+        parked.used_s = anyio.current_time()
         self._parked[parked.place.id] = parked
         return parked
 
@@ -268,7 +245,7 @@ class Sessions:
 
     async def tidy(self, *, now_s: float | None = None) -> None:
         """Forget what was not to be stored, and end what was not used for longest."""
-        now_s = self._services.now_s() if now_s is None else now_s
+        now_s = anyio.current_time() if now_s is None else now_s
         for parked in list(self._parked.values()):
             if not parked.stored and now_s - parked.used_s >= self._unstored_ttl_s:
                 await self.forget(parked.place.id)
@@ -314,32 +291,6 @@ class Sessions:
         while self._parked:
             _, parked = self._parked.popitem()
             await self.end(parked.session, erase=not parked.stored)
-
-
-def _node(
-    session: Session,
-    kind: NodeKind,
-    position: int,
-    tokens: Tokens,
-    parent: str,
-    sampler: Mapping[str, Any],
-    metadata: Mapping[str, Any],
-    node_id: str | None = None,
-) -> NodeRecord:
-    return NodeRecord(
-        id=new_id() if node_id is None else node_id,
-        session_id=session.id,
-        kind=kind,
-        position=position,
-        tokens=tokens,
-        parent_id=parent,
-        sampler=dict(sampler),
-        turn=session.turn,
-        label=session.label,
-        namespace=session.namespace,
-        metadata=metadata,
-        inexact=session.inexact,
-    )
 
 
 def _known_position(store: Store, node_id: str) -> int:

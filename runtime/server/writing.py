@@ -1,6 +1,7 @@
 """One reply as it is written: tokens drawn, read by token id, stop strings found in the content."""
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -19,8 +20,8 @@ from serai.runtime.chat import (
     collect,
 )
 from serai.runtime.errors import OutOfBudget
+from serai.runtime.sampling.grammar import Grammar
 from serai.runtime.sampling.params import SamplingParams
-from serai.runtime.server.forcing import Forcing
 from serai.runtime.server.gate import Gates
 from serai.runtime.server.places import Tokens
 from serai.runtime.sessions.generation import FinishReason, Token
@@ -47,8 +48,8 @@ class Piece:
 class Writer:
     """Draws one reply. Iterate over `pieces()`; afterwards `reply`, `finish` and the counts are those of all of it.
 
-    `may_call` false leaves out calls the model makes all the same; `forcing` makes it call. `no_budget` says that the
-    reply ended because memory ran out, which a client sees as a length limit.
+    A `grammar` holds the reply to what was asked for. `no_budget` says that the reply ended because memory ran out,
+    which a client sees as a length limit.
     """
 
     def __init__(
@@ -61,8 +62,7 @@ class Writer:
         stop_ids: frozenset[int],
         special_ids: frozenset[int],
         gates: Gates,
-        may_call: bool = True,
-        forcing: Forcing | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
         self.session = session
         self.parser = parser
@@ -76,8 +76,7 @@ class Writer:
         self._matcher = StopMatcher(stops)
         self._special_ids = special_ids
         self._gates = gates
-        self._may_call = may_call
-        self._forcing = forcing
+        self._grammar = grammar
         self._undecided: list[Token] = []  # tokens of text that no event has told yet
 
     @property
@@ -91,11 +90,8 @@ class Writer:
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The reply, piece by piece. Close it to end the reply early; what was drawn is kept."""
-        due = None if self._forcing is None else self._forcing.at_start()
-        if due is not None:
-            yield await self._read(due)
-        generation = self.session.generate(self._rest())
-        try:
+        generation = self.session.generate(self._params, grammar=self._grammar)
+        async with aclosing(generation):
             while self.finish is None:
                 await self._gates.wait()
                 try:
@@ -107,29 +103,6 @@ class Writer:
                     yield self._end(Finish.LENGTH)
                     return
                 yield self._take(token)
-                due = None if self._forcing is None or self.finish is not None else self._forcing.after(token.id)
-                if due is not None:
-                    await generation.aclose()
-                    yield await self._read(due)
-                    generation = self.session.generate(self._rest())
-        finally:
-            await generation.aclose()
-
-    def _rest(self) -> SamplingParams:
-        """The parameters for what may still be written."""
-        left = max(self._params.max_tokens - self.output_tokens, 1)
-        return replace(self._params, max_tokens=left, min_tokens=min(self._params.min_tokens, left))
-
-    async def _read(self, ids: Tokens) -> Piece:
-        """Tokens of the reply that the model doesn't choose."""
-        await self.session.append(ids, metadata=self.session.append_metadata)
-        events: list[Event] = []
-        for token in ids.tolist():
-            self._ids.append(token)
-            self.output_tokens += 1
-            events += self.parser.push(token)
-        self._undecided.clear()
-        return self._show(tuple(events))
 
     def _take(self, token: Token) -> Piece:
         self._ids.append(token.id)
@@ -182,13 +155,8 @@ class Writer:
                         break
                 case ToolCallBegin() | ToolArgumentsDelta() | ToolCallEnd():
                     self._undecided.clear()
-                    if not self._may_call:
-                        continue
                     held = self._matcher.finish() if isinstance(event, ToolCallBegin) else ""
                     shown += [ContentDelta(held), event] if held else [event]
-                    if isinstance(event, ToolCallEnd) and self._forcing is not None and self._forcing.must.name:
-                        self.finish = Finish.TOOL_CALLS  # the one call that was asked for
-                        break
                 case ReplyEnd():
                     continue
         self._seen += shown

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serai.runtime.errors import OutOfBudget, SeraiError
+from serai.runtime.errors import BadParameter, OutOfBudget, SeraiError
+from serai.runtime.sampling.grammar import Grammar, Written
 from serai.runtime.sampling.guessing import Guesser
 from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.sampling.random import fresh_seed
@@ -67,10 +68,22 @@ class Generation:
 
     A token is handed out when the session has read it back, so at every moment the session holds exactly the tokens
     its reader has been given; nothing runs ahead. An iteration that was cancelled can be taken up again.
+
+    A `grammar` holds for the whole turn: what it has written already is matched first, so a generation that goes on
+    after a fork or a restart is held as the one before was.
     """
 
-    def __init__(self, session: "Session", services: "Services", params: SamplingParams) -> None:
+    def __init__(
+        self, session: "Session", services: "Services", params: SamplingParams, grammar: Grammar | None = None
+    ) -> None:
         params.check_vocabulary(services.vocab_size)
+        if grammar is not None and grammar.vocab_size != services.vocab_size:
+            raise BadParameter(
+                f"the grammar is one over {grammar.vocab_size:,} tokens, but the model has {services.vocab_size:,}; "
+                "compile it with this model's tokenizer"
+            )
+        self._grammar = grammar
+        self._written: Written | None = None
         self._session = session
         self._services = services
         self._params = params
@@ -152,7 +165,11 @@ class Generation:
         self._text.replay(ids[start:].tolist())
         # With stop strings a guess could run past the end of the text before anybody looks at it.
         self._guesser = Guesser(ids) if self._services.policy.guess and not self._params.stop else None
-        session.record.generation_begins(self._params.to_record(), timeline)
+        record = self._params.to_record()
+        if self._grammar is not None:
+            self._written = self._grammar.start.after(*ids[start:].tolist())
+            record["grammar"] = self._grammar.digest
+        session.record.generation_begins(record, timeline)
 
     async def _step(self) -> Token:
         while not self._batch:
@@ -177,21 +194,28 @@ class Generation:
             if not self._drawn:
                 await session.record.flush()
                 unchanged, self._drawn = await driver.advance(
-                    session.workflow, await session.hot(), np.zeros(0, np.int32), (self._draw_at(session.position),)
+                    session.workflow,
+                    await session.hot(),
+                    np.zeros(0, np.int32),
+                    (self._draw_at(session.position, self._written),),
                 )
                 unchanged.release()
             self._look_at(self._drawn)
         known = list(self._known)
         last = known[-1]
         guesses: list[int] = []
+        certain = False
         if last.finish_reason is None and len(known) == 1 and self._guesser is not None:
-            guesses = self._worth_guessing(self._guesser, last.position)
+            guesses, certain = self._worth_guessing(self._guesser, last.position)
         ids = [*(token.id for token in known), *guesses]
         draws: tuple[Draw, ...] = ()
         if last.finish_reason is None:
-            draws = tuple(self._draw_at(last.position + 1 + index) for index in range(len(guesses) + 1))
+            draws = (
+                self._draw_at(last.position + 1, self._written),
+                *(self._draw_at(last.position + 2 + index) for index in range(len(guesses))),
+            )
         state, drawn = await driver.advance(session.workflow, await session.hot(), np.array(ids, np.int32), draws)
-        if guesses and self._guesser is not None:
+        if guesses and not certain and self._guesser is not None:
             self._guesser.was_right(len(drawn) - 1)
         if len(drawn) == len(draws):
             self._look_at(drawn[:-1])  # the right guesses were read back as well
@@ -201,18 +225,21 @@ class Generation:
             state.release()
             self._look_at(drawn)
 
-    def _worth_guessing(self, guesser: Guesser, position: int) -> list[int]:
-        """Guesses for the tokens after `position`, none of which ends the generation."""
+    def _worth_guessing(self, guesser: Guesser, position: int) -> tuple[list[int], bool]:
+        """Guesses for the tokens after `position`, none of which ends the generation, and whether the grammar leaves
+        (nearly) nothing else: it knows the text that must follow, if not always its tokens."""
         room = self._services.driver.limits.step_rows - 1  # a wrong guess makes one token more known than were guessed
         left = min(self._params.max_tokens - self._count, self._services.max_positions - position, room) - 1
-        guesses = guesser.guess(left - 1)
+        forced = () if self._written is None else self._written.forced[: max(left - 1, 0)]
+        guesses = list(forced) or guesser.guess(left - 1)
         stops = [index for index, token in enumerate(guesses) if token in self._stop_ids]
-        return guesses[: stops[0]] if stops else guesses
+        return guesses[: stops[0]] if stops else guesses, bool(forced)
 
     def _look_at(self, drawn: tuple[Sampled, ...]) -> None:
         """Make the drawn tokens known: what will be handed out for each, and whether the generation ends with it."""
         for one in drawn:
             self._counts.push(one.token)
+            self._written = one.written
             if self._guesser is not None:
                 self._guesser.push(one.token)
             ahead = len(self._known)
@@ -230,13 +257,13 @@ class Generation:
             self._known.append(Token(one.token, text, position, logprob, top, reason))
         self._drawn = ()
 
-    def _draw_at(self, position: int) -> Draw:
+    def _draw_at(self, position: int, written: Written | None = None) -> Draw:
         turn = self._session.timeline.turn
         if turn.seed is None:
             raise AssertionError("a generation has its seed from the start")
         generated = position - turn.generation_start
         banned = tuple(sorted(self._stop_ids)) if generated < self._params.min_tokens else ()
-        return Draw(self._params, self._counts, turn.seed, self._session.timeline.branch, position, banned)
+        return Draw(self._params, self._counts, turn.seed, self._session.timeline.branch, position, banned, written)
 
     def _forget_batch(self) -> None:
         """What was read back and not handed out is not part of the session."""

@@ -14,6 +14,7 @@ from serai.runtime.errors import (
     NothingToContinue,
     PromptTooLong,
 )
+from serai.runtime.sampling.grammar import Grammar
 from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.services import Services
 from serai.runtime.sessions.contents import Appended, token_ids
@@ -142,8 +143,8 @@ class Session(LiveSession):
         finally:
             before.release()
 
-    def generate(self, params: SamplingParams | None = None) -> Generation:
-        """Continue the timeline: an asynchronous iterator of `Token`.
+    def generate(self, params: SamplingParams | None = None, *, grammar: Grammar | None = None) -> Generation:
+        """Continue the timeline: an asynchronous iterator of `Token`, each one that the `grammar`, if any, allows.
 
         Nothing runs ahead of the reader: leaving the iteration at any point leaves a session that holds exactly the
         tokens that were handed out. Raises `NothingToContinue` at position 0.
@@ -151,7 +152,7 @@ class Session(LiveSession):
         self._check_open()
         if self.position == 0:
             raise NothingToContinue(session_id=self.id)
-        return Generation(self, self._services, params or SamplingParams())
+        return Generation(self, self._services, params or SamplingParams(), grammar)
 
     def rename(self, label: str) -> None:
         """Call the session something else from now on. Raises `NameInvalid` for what can't be a label."""

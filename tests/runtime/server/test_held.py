@@ -1,0 +1,210 @@
+"""What a request holds its reply to, as a client sees it: JSON by schema, calls that must come or may not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.server.client import serving_model, user
+from tests.runtime.server.replies import K2, ReplyModel
+from tests.runtime.server.test_chat import TOOL, joined
+
+pytestmark = pytest.mark.anyio
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 9}, "days": {"enum": [1, 2, 3]}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+FIND = {"type": "function", "function": {"name": "find"}}
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "n": {"enum": [1, 2]}},
+    "required": ["ok", "n"],
+    "additionalProperties": False,
+}
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
+RAMBLES = "so</think><response>I would rather talk</response></message>!"
+MANY = {"max_tokens": 600, "seed": 3}
+
+
+@pytest.mark.parametrize("effort", ["high", "none"])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "find"}}])
+async def test_a_call_that_must_come_comes(choice: Any, effort: str) -> None:
+    """A model that has more to say is held to the call, ends the message after it, and can go on from there."""
+    thinks = effort == "high"
+    name = "look" if choice == "required" else "find"
+    opened = "hm</think><response></response>" if thinks else "</response>"
+    call_ = f'<call tool="{name}" index="1"><argument key="a" type="number">3</argument></call>'
+    async with serving_model(ReplyModel(lambda prompt: f"{opened}<tools>{call_}</tools></message>!")) as client:
+        tools = [TOOL, FIND]
+        body = {"messages": [user("hi")], "tools": tools, "tool_choice": choice, "reasoning_effort": effort, **MANY}
+        whole = await client.post("/v1/chat/completions", body)
+        message = whole["choices"][0]["message"]
+        (call,) = message["tool_calls"]
+        assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == (name, {"a": 3})
+        assert message.get("reasoning_content", "") == ("hm" if thinks else "")
+        said = joined(await client.stream("/v1/chat/completions", body))
+        assert [one["name"] for one in said["tool_calls"].values()] == [name]
+        assert whole["choices"][0]["finish_reason"] == said["finish"] == "tool_calls"
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "x"}
+        again = await client.chat(user("hi"), message, result, tools=tools, reasoning_effort=effort)
+        known = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert known > 0
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
+@pytest.mark.parametrize("family", ["kimi_k3", K2])
+async def test_whatever_the_model_would_say_it_calls_with_what_the_schema_allows(choice: Any, family: str) -> None:
+    model = ReplyModel(lambda prompt: RAMBLES if family != K2 else "I would rather talk<|im_end|>", family=family)
+    async with serving_model(model) as client:
+        body = {"input": "hi", "tools": [WEATHER], "tool_choice": choice, "seed": 3, "max_output_tokens": 600}
+        made = await client.post("/v1/responses", body)
+        assert made["status"] == "completed"
+        calls = [item for item in made["output"] if item["type"] == "function_call"]
+        assert calls
+        assert [item["type"] for item in made["output"] if item["type"] == "message"] == []
+        for call in calls:
+            arguments = json.loads(call["arguments"])
+            assert call["name"] == "weather"
+            assert set(arguments) == {"city", "days"}
+            assert arguments["days"] in (1, 2, 3)
+            assert len(arguments["city"]) <= 9
+        if choice != "required":
+            assert len(calls) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("family", ["kimi_k3", K2])
+async def test_an_answer_is_what_the_schema_says(family: str, stream: bool) -> None:
+    model = ReplyModel(lambda prompt: RAMBLES if family != K2 else "I would rather talk<|im_end|>", family=family)
+    async with serving_model(model) as client:
+        body = {"messages": [user("hi")], "response_format": JSON_SCHEMA, **MANY}
+        if stream:
+            said = joined(await client.stream("/v1/chat/completions", body))
+            text, finish = said["content"], said["finish"]
+        else:
+            choice = (await client.post("/v1/chat/completions", body))["choices"][0]
+            text, finish = choice["message"]["content"], choice["finish_reason"]
+        value = json.loads(text)
+        assert set(value) == {"ok", "n"}
+        assert isinstance(value["ok"], bool)
+        assert value["n"] in (1, 2)
+        assert finish == "stop"
+
+
+async def test_responses_are_held_by_text_format() -> None:
+    async with serving_model(ReplyModel(lambda prompt: RAMBLES)) as client:
+        form = {"type": "json_schema", "name": "answer", "schema": SCHEMA, "strict": True}
+        made = await client.post("/v1/responses", {"input": "hi", "text": {"format": form}, "seed": 3})
+        (message,) = (item for item in made["output"] if item["type"] == "message")
+        assert set(json.loads(message["content"][0]["text"])) == {"ok", "n"}
+        assert made["text"]["format"]["name"] == "answer"
+
+
+async def test_json_object_is_an_object() -> None:
+    said = 'so</think><response>[1, {"a": [1, 2]}]</response></message>!'
+    async with serving_model(ReplyModel(lambda prompt: said)) as client:
+        whole = await client.chat(user("hi"), response_format={"type": "json_object"}, max_tokens=40, temperature=0)
+        assert whole["choices"][0]["message"]["content"].startswith("{")
+
+
+async def test_calls_that_were_forbidden_do_not_come() -> None:
+    calls = 'so</think><response>no</response><tools><call tool="look" index="1"></call></tools></message>!'
+    async with serving_model(ReplyModel(lambda prompt: calls)) as client:
+        whole = await client.chat(user("hi"), tools=[TOOL], tool_choice="none", max_tokens=100)
+        choice = whole["choices"][0]
+        assert "tool_calls" not in choice["message"]
+        assert choice["message"]["content"] == "no"
+        assert choice["finish_reason"] == "stop"
+        free = await client.chat(user("hi"), tools=[TOOL], max_tokens=100)
+        assert free["choices"][0]["finish_reason"] == "tool_calls", "it would have called"
+
+
+def several(*names: str) -> str:
+    calls = "".join(f'<call tool="{name}" index="{place}"></call>' for place, name in enumerate(names, 1))
+    return f"so</think><response></response><tools>{calls}</tools></message>!"
+
+
+async def test_some_of_the_tools_may_be_allowed() -> None:
+    model = ReplyModel(lambda prompt: several("look"))
+    async with serving_model(model) as client:
+        for shape in (
+            {"mode": "required", "tools": [{"type": "function", "name": "find"}]},
+            {"allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "find"}}]}},
+        ):
+            choice = {"type": "allowed_tools", **shape}
+            whole = await client.chat(user("hi"), tools=[TOOL, FIND], tool_choice=choice, **MANY)
+            names = {call["function"]["name"] for call in whole["choices"][0]["message"]["tool_calls"]}
+            assert names == {"find"}
+        none = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "gone"}]}
+        refused = await client.call(
+            "POST", "/v1/chat/completions", {"messages": [user("hi")], "tools": [TOOL], "tool_choice": none}
+        )
+        assert (refused.status, (await refused.body())["error"]["param"]) == (400, "tool_choice")
+
+
+async def test_calls_are_one_at_a_time_when_asked() -> None:
+    async with serving_model(ReplyModel(lambda prompt: several("look", "look"))) as client:
+        two = await client.chat(user("hi"), tools=[TOOL])
+        assert len(two["choices"][0]["message"]["tool_calls"]) == 2
+        one = await client.chat(user("hi"), tools=[TOOL], parallel_tool_calls=False, **MANY)
+        assert len(one["choices"][0]["message"]["tool_calls"]) == 1
+
+
+async def test_arguments_of_a_strict_tool_are_held_where_the_model_chose_to_call() -> None:
+    call = '<call tool="weather" index="1"><argument key="city" type="string">Constantinople</argument></call>'
+    said = f"so</think><response></response><tools>{call}</tools></message>!"
+    async with serving_model(ReplyModel(lambda prompt: said)) as client:
+        whole = await client.chat(user("hi"), tools=[WEATHER], **MANY)
+        (made, *_) = whole["choices"][0]["message"]["tool_calls"]
+        arguments = json.loads(made["function"]["arguments"])
+        assert arguments["city"] == "Constanti"
+        assert arguments["days"] in (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}, "response_format"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"not": {}}}}]},
+            "tools",
+        ),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, None),
+    ],
+)
+async def test_what_can_not_be_held_is_refused_before_any_work(body: dict[str, Any], param: str | None) -> None:
+    model = ReplyModel(lambda prompt: RAMBLES)
+    async with serving_model(model) as client:
+        refused = await client.call("POST", "/v1/chat/completions", {"messages": [user("hi")], **body})
+        assert refused.status == 400
+        assert (await refused.body())["error"]["param"] == param
+        assert model.prompts == []
+
+
+async def test_a_tool_that_is_not_strict_is_called_with_any_object_where_its_schema_can_not_be_held() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {"required": ["x"]}}}}
+    async with serving_model(ReplyModel(lambda prompt: several("f"))) as client:
+        whole = await client.chat(user("hi"), tools=[tool], tool_choice="required")
+        assert [call["function"]["name"] for call in whole["choices"][0]["message"]["tool_calls"]] == ["f"]
+
+
+async def test_choices_are_held_each(tmp_path: Path) -> None:
+    async with serving_model(ReplyModel(lambda prompt: RAMBLES), store=tmp_path / "store") as client:
+        body = {"messages": [user("hi")], "response_format": JSON_SCHEMA, "n": 4, **MANY}
+        whole = await client.post("/v1/chat/completions", body)
+        again = await client.post("/v1/chat/completions", body)
+        texts = [choice["message"]["content"] for choice in whole["choices"]]
+        assert [choice["message"]["content"] for choice in again["choices"]] == texts
+        assert all(set(json.loads(text)) == {"ok", "n"} for text in texts)
+        assert len(set(texts)) > 1
