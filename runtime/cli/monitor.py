@@ -92,19 +92,28 @@ async def _print_always(target: str, key: str | None, demo: bool, every_s: float
                 return
 
 
-def _draw(target: str, key: str | None, demo: bool, every_s: float, light: bool) -> None:
+def check_terminal(hint: str | None = None) -> None:
+    """Refuse where no screen can be drawn, saying why and what to do instead; raises `BadParameter` when a package is
+    missing."""
     from serai.runtime.errors import BadParameter
-    from serai.runtime.monitor.terminal import watch_for_hangup, why_not
+    from serai.runtime.monitor.terminal import INSTEAD, why_not
 
-    reason = why_not(os.environ, stdin=sys.stdin, stdout=sys.stdout, stderr=sys.stderr)
+    reason = why_not(os.environ, stdin=sys.stdin, stdout=sys.stdout, stderr=sys.stderr, hint=hint or INSTEAD)
     if reason is not None:
         typer.echo(f"serai: {reason}", err=True)
         raise typer.Exit(CANNOT_DRAW)
-    watch_for_hangup()
     try:
-        from serai.runtime.monitor.app import Monitor
+        import serai.runtime.monitor.app  # noqa: F401  # whether it can be imported
     except ModuleNotFoundError as error:
         raise BadParameter(_missing(error)) from None
+
+
+def _draw(target: str, key: str | None, demo: bool, every_s: float, light: bool) -> None:
+    check_terminal()
+    from serai.runtime.monitor.app import Monitor
+    from serai.runtime.monitor.terminal import watch_for_hangup
+
+    watch_for_hangup()
     app = Monitor(open_source(target, key, demo), every_s=every_s, light=light)
     app.run()
     if app.return_code:

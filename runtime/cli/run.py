@@ -4,14 +4,16 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from serai.runtime.cli.monitor import check_terminal
 from serai.runtime.cli.options import Budget, Json, Model, Precision, PrecisionName, Threads
 from serai.runtime.cli.output import Output, reporting
 from serai.runtime.cli.sampling_options import (
@@ -30,6 +32,7 @@ from serai.runtime.cli.sampling_options import (
 from serai.runtime.cli.status_line import StatusLine
 
 if TYPE_CHECKING:
+    from serai.runtime.monitor.embedded import Screen
     from serai.runtime.runtime import Runtime
     from serai.runtime.sampling.params import SamplingParams
     from serai.runtime.sessions.generation import Token
@@ -63,6 +66,9 @@ def run(
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeat for several.")] = None,
     min_tokens: MinTokens = 0,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's own stop tokens.")] = False,
+    show_monitor: Annotated[
+        bool, typer.Option("--monitor", help="Show the session monitor meanwhile; the text is printed when it is left.")
+    ] = False,
     precision: Precision = PrecisionName.FAST,
     budget: Budget = None,
     threads: Threads = None,
@@ -91,9 +97,10 @@ def run(
             ignore_eos=ignore_eos,
         )
         text = _prompt(prompt, resume)
-        job = _Job(
-            model, text, resume, store or default_store(os.environ), params, precision.value, budget, threads, out
-        )
+        if show_monitor:
+            check_terminal("leave --monitor out")
+        kept = store or default_store(os.environ)
+        job = _Job(model, text, resume, kept, params, precision.value, budget, threads, show_monitor, out)
         with leaving_at_once("interrupted before anything was read, so there is nothing new to resume"):
             done = anyio.run(job.work)
         _report(out, job, done)
@@ -122,6 +129,13 @@ class _Done:
     open_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    printed: int = 0
+    screen: "Screen | None" = None
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the terminal is the monitor's now."""
+        return self.screen is not None and self.screen.is_shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +150,7 @@ class _Job:
     precision: str
     budget: str | None
     threads: int | None
+    monitored: bool
     out: Output
 
     async def work(self) -> _Done:
@@ -161,10 +176,14 @@ class _Job:
                 async with interruptible() as interrupt:
                     session = await self._session(runtime)
                     done.session_id = session.id
+                    alone = self.out.as_json or not sys.stdout.isatty()
                     try:
-                        with interrupt.stops:
-                            await self._go_on(session, done)
+                        with StatusLine(sys.stderr, alone=alone) as status:  # before a monitor takes stderr
+                            async with self._monitor(runtime, session, done):
+                                with interrupt.stops:
+                                    await self._go_on(session, done, status)
                     finally:
+                        self._print_rest(done)
                         if done.text and not self.out.as_json:
                             typer.echo()  # the text may have ended anywhere in a line
                     done.signal = interrupt.signal
@@ -187,26 +206,52 @@ class _Job:
             return await runtime.resume(self.resume)
         return await runtime.session(label="serai run")
 
-    async def _go_on(self, session: "Session", done: _Done) -> None:
+    @asynccontextmanager
+    async def _monitor(self, runtime: "Runtime", session: "Session", done: _Done) -> AsyncIterator[None]:
+        """Show the session in the monitor while the block runs, if that is wanted."""
+        if not self.monitored:
+            yield
+            return
+        import anyio
+
+        from serai.runtime.monitor.embedded import Screen
+        from serai.runtime.monitor.in_process import InProcess
+
+        done.screen = screen = Screen()
+        source = InProcess(runtime, store=runtime.store)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(screen.show, source, left=lambda: self._print_rest(done), session_id=session.id))
+            try:
+                yield
+            finally:
+                await screen.end()
+
+    def _print_rest(self, done: _Done) -> None:
+        """Print what came while the terminal was the monitor's."""
+        if not self.out.as_json:
+            _echo("".join(done.text[done.printed :]))
+        done.printed = len(done.text)
+
+    async def _go_on(self, session: "Session", done: _Done, status: StatusLine) -> None:
         """Read the prompt, if there is one, and stream the answer; `done` is right at every moment."""
         began_s = time.monotonic()
         if self.prompt is not None:
             done.prompt_tokens = (await session.append(self.prompt)).tokens
         done.prefill_s = time.monotonic() - began_s
         began_s = time.monotonic()
-        with StatusLine(sys.stderr, alone=self.out.as_json or not sys.stdout.isatty()) as status:
-            async with session.generate(self.params) as generation:
-                async for token in generation:
-                    self._take(token, done)
-                    done.decode_s = time.monotonic() - began_s
+        async with session.generate(self.params) as generation:
+            async for token in generation:
+                self._take(token, done)
+                done.decode_s = time.monotonic() - began_s
+                if not done.is_covered:
                     status.show(_speed(done))
 
     def _take(self, token: "Token", done: _Done) -> None:
         done.tokens.append(token.id)
         done.text.append(token.text)
         done.finish_reason = None if token.finish_reason is None else token.finish_reason.value
-        if token.text and not self.out.as_json:
-            typer.echo(_printable(token.text) if sys.stdout.isatty() else token.text, nl=False)
+        if not done.is_covered:
+            self._print_rest(done)
 
 
 def _report(out: Output, job: _Job, done: _Done) -> None:
@@ -250,6 +295,11 @@ def _prompt(prompt: str | None, resume: str | None) -> str | None:
     if not text:
         raise BadParameter("the prompt is empty; give some text as an argument or on stdin")
     return text
+
+
+def _echo(text: str) -> None:
+    if text:
+        typer.echo(_printable(text) if sys.stdout.isatty() else text, nl=False)
 
 
 def _printable(text: str) -> str:

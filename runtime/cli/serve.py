@@ -2,15 +2,23 @@
 
 import logging
 import os
+import socket
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from serai.runtime.cli.monitor import check_terminal
 from serai.runtime.cli.options import Budget, Precision, PrecisionName, Threads
-from serai.runtime.cli.output import FAILED, reporting
+from serai.runtime.cli.output import FAILED, Output, reporting
 from serai.runtime.cli.run import default_store
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from serai.runtime.runtime import Runtime
+    from serai.runtime.server.options import ServerOptions
 
 LEVELS = ("critical", "error", "warning", "info", "debug")
 MODEL_OPTIONS = ("model", "budget", "precision", "threads", "store")
@@ -21,7 +29,9 @@ def serve(
     model: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help='"nano", a model folder, or ORG/NAME; or in --config.')
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Where to listen. [default: 127.0.0.1]")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Where to listen; unix:PATH is a socket of this machine. [default: 127.0.0.1]")
+    ] = None,
     port: Annotated[int | None, typer.Option(help="0 takes a free one. [default: 8080]")] = None,
     api_key: Annotated[
         list[str] | None, typer.Option("--api-key", envvar="SERAI_API_KEY", help="Repeat for several clients.")
@@ -32,6 +42,9 @@ def serve(
         typer.Option(metavar="DIR", help="Where sessions are kept. [default: ~/.local/state/serai/sessions]"),
     ] = None,
     no_store: Annotated[bool, typer.Option("--no-store", help="Keep nothing on disk.")] = False,
+    show_monitor: Annotated[
+        bool, typer.Option("--monitor", help="Show the session monitor here; leaving it with q leaves the server be.")
+    ] = False,
     log_level: Annotated[str | None, typer.Option("--log-level", help="[default: info]")] = None,
     precision: Precision | None = None,
     budget: Budget = None,
@@ -45,7 +58,7 @@ def serve(
 
         try:
             from serai.runtime.server.options import SERVER_TABLE, ServerOptions, read_options_file
-            from serai.runtime.server.running import listen, run_server
+            from serai.runtime.server.running import address_of, listen, run_server
         except ModuleNotFoundError as error:
             raise BadParameter(f"serving needs {error.name}; install it with: pip install 'serai[server]'") from None
         from serai.runtime.cli.opening import opening_progress
@@ -66,8 +79,10 @@ def serve(
             raise BadParameter("name a model: serai serve MODEL, or model = ... in the options file")
         kept = store or Path(given.get("store") or default_store(os.environ))
         logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        if show_monitor:
+            check_terminal("leave --monitor out, and watch from elsewhere with serai monitor")
         bound = listen(options)
-        where = f"http://{options.host}:{bound.getsockname()[1]}/v1"
+        where = address_of(options, bound)
 
         async def work() -> bool:
             with ExitStack() as shown:
@@ -81,11 +96,44 @@ def serve(
                     progress=lambda opening: tell(opening.stage, opening.done, opening.total),
                 ) as runtime:
                     shown.close()
-                    return await run_server(
-                        runtime, options, bound, ready=lambda _: out.note(f"serving {name} at {where}")
-                    )
+                    told = f"serving {name} at {where}"
+                    if show_monitor:
+                        return await serve_with_monitor(runtime, options, bound, out, told)
+                    return await run_server(runtime, options, bound, ready=lambda _: out.note(told))
             raise AssertionError("the runtime's block returns")
 
         with bound:
             if not anyio.run(work):
                 raise typer.Exit(FAILED)
+
+
+async def serve_with_monitor(
+    runtime: "Runtime", options: "ServerOptions", bound: socket.socket, out: Output, told: str
+) -> bool:
+    """As `run_server`, with the monitor on this terminal until it is left or the server ends."""
+    import anyio
+
+    from serai.runtime.monitor.embedded import Screen
+    from serai.runtime.monitor.in_process import InProcess
+    from serai.runtime.server.running import run_server
+
+    screen = Screen()
+
+    def left() -> None:
+        out.note(f"the monitor was left; {told}; Ctrl-C ends it")
+
+    async def show(app: "Starlette") -> None:
+        service = app.state.service
+        source = InProcess(runtime, store=service.sessions.store, cancel=service.runs.cancel_session)
+        await screen.show(source, left=left, notice=told)
+
+    async with anyio.create_task_group() as tasks:
+
+        def ready(app: "Starlette") -> None:
+            tasks.start_soon(show, app)
+
+        try:
+            return await run_server(runtime, options, bound, ready=ready)
+        finally:
+            await screen.end()
+    raise AssertionError("the task group's block returns")

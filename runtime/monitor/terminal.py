@@ -11,9 +11,13 @@ TERMINAL_GONE = 129
 """The exit code of a process that a hang-up ended, as shells count: 128 + SIGHUP."""
 
 
-def why_not(environ: Mapping[str, str], *, stdin: TextIO, stdout: TextIO, stderr: TextIO) -> str | None:
-    """One sentence on why no screen can be drawn here; None when it can."""
-    hint = "serai monitor --once prints the figures instead"
+INSTEAD = "serai monitor --once prints the figures instead"
+
+
+def why_not(
+    environ: Mapping[str, str], *, stdin: TextIO, stdout: TextIO, stderr: TextIO, hint: str = INSTEAD
+) -> str | None:
+    """One sentence on why no screen can be drawn here; None when it can. `hint` says what to do instead."""
     if not stdin.isatty():
         return f"the monitor needs a keyboard, and stdin is no terminal; {hint}"
     if not (stdout.isatty() and stderr.isatty()):

@@ -43,6 +43,7 @@ class Watcher(App[None]):
     """Watches `source`, asking for its status every `every_s` seconds; None leaves asking to the caller of `poll`.
 
     `interrupted` is what Ctrl-C does where this program is not the monitor's own; without it, it leaves the monitor.
+    `opened` is the id of a session to begin with.
     """
 
     TITLE = "serai monitor"
@@ -59,6 +60,7 @@ class Watcher(App[None]):
         every_s: float | None = 1.0,
         light: bool = False,
         interrupted: Callable[[], None] | None = None,
+        opened: str | None = None,
         clock: Callable[[], str] = wall_clock,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,6 +71,8 @@ class Watcher(App[None]):
         self._source = source
         self._every_s = every_s
         self._interrupted = interrupted
+        if opened is not None:
+            self.model.selected, self.model.view = opened, View.DETAIL
         self._clock = clock
         self._monotonic = monotonic
         self._lost_at_s: float | None = None

@@ -9,12 +9,15 @@ from typing import Any
 
 from serai.runtime.errors import BadParameter
 
+UNIX = "unix:"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """Everything that can be set of the server itself.
 
-    host, port            where to listen; only on this machine unless a key is asked for
+    host, port            where to listen; only on this machine unless a key is asked for. A host unix:PATH is a
+                          socket that only this user can reach
     api_keys              keys clients must send as `Authorization: Bearer KEY`; each has sessions of its own
     log_level             of uvicorn and of serai
     max_request_bytes     larger request bodies are refused (413)
@@ -49,7 +52,7 @@ class ServerOptions:
     open_responses_names: bool = False
 
     def __post_init__(self) -> None:
-        if not self.api_keys and not is_loopback(self.host):
+        if not self.api_keys and self.socket_path is None and not is_loopback(self.host):
             raise BadParameter(
                 f"host is {self.host}, which others can reach, and no key is set; give --api-key, or use 127.0.0.1"
             )
@@ -63,6 +66,11 @@ class ServerOptions:
         for name in ("unstored_ttl_s", "keep_alive_s", "slow_reader_s", "early_headers_s", "stall_s", "shutdown_s"):
             if not getattr(self, name) >= 0:
                 raise BadParameter(f"{name} is {getattr(self, name)}, but must be 0 or more")
+
+    @property
+    def socket_path(self) -> str | None:
+        """The path of the Unix socket that `host` names, if it names one."""
+        return self.host.removeprefix(UNIX) if self.host.startswith(UNIX) else None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "ServerOptions":

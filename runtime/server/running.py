@@ -1,9 +1,11 @@
 """Running the application under uvicorn, with an orderly end."""
 
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import anyio
 import uvicorn
@@ -25,6 +27,8 @@ class _Server(uvicorn.Server):
 
 def listen(options: ServerOptions) -> socket.socket:
     """A bound socket, so that a port in use is known before a model is loaded."""
+    if options.socket_path is not None:
+        return _listen_unix(options.socket_path)
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -35,6 +39,43 @@ def listen(options: ServerOptions) -> socket.socket:
         raise BadParameter(f"can't listen on {options.host}:{options.port}: {error.strerror}; name another") from None
     bound.set_inheritable(True)
     return bound
+
+
+def _listen_unix(path: str) -> socket.socket:
+    """A socket file that only this user can open. One that a server left behind is replaced, one in use is not."""
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if Path(path).exists():
+            if not Path(path).is_socket():
+                raise BadParameter(f"can't listen on {path}: a file of that name is there, and it is no socket")
+            if _answers(path):
+                raise BadParameter(f"can't listen on {path}: another server does; name another")
+            Path(path).unlink()
+        before = os.umask(0o177)
+        try:
+            bound.bind(path)
+        finally:
+            os.umask(before)
+    except OSError as error:
+        bound.close()
+        raise BadParameter(f"can't listen on {path}: {error.strerror or error}; name another") from None
+    except BadParameter:
+        bound.close()
+        raise
+    bound.set_inheritable(True)
+    return bound
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        return asking.connect_ex(path) == 0
+
+
+def address_of(options: ServerOptions, bound: socket.socket) -> str:
+    """What a person is told of where the server is; `serai monitor` takes it too."""
+    if options.socket_path is not None:
+        return options.host
+    return f"http://{options.host}:{bound.getsockname()[1]}/v1"
 
 
 async def run_server(
@@ -62,6 +103,7 @@ def _server(app: Starlette, options: ServerOptions) -> uvicorn.Server:
         uvicorn.Config(
             app,
             log_level=options.log_level,
+            log_config=None,  # as the program has set logging up
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=int(options.shutdown_s) + 2,

@@ -1,13 +1,27 @@
 """The monitor's screen: views, moving, listing, and whatever may happen to the connection and the terminal."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from serai.runtime.monitor.keys import ALL
 from serai.runtime.monitor.model import View
+from serai.runtime.monitor.transcript import Passage, Voice
 from serai.runtime.sessions.events import EventKind
-from tests.runtime.monitor.scripted import Clock, Scripted, done, event, screen, session, status, watching
+from serai.runtime.status import LayerHeat
+from tests.runtime.monitor.scripted import (
+    DETAIL,
+    EXPERTS,
+    Clock,
+    Scripted,
+    done,
+    event,
+    screen,
+    session,
+    status,
+    watching,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -332,3 +346,63 @@ async def test_nothing_is_drawn_again_when_nothing_changed() -> None:
         await app.poll()
         await pilot.pause()
         assert drawn == []
+
+
+async def test_reasoning_is_folded_until_it_is_asked_for() -> None:
+    async with watching(Scripted()) as (app, pilot):
+        await pilot.press("enter")
+        await done(app, pilot)
+        assert "three errors" not in "\n".join(screen(app))
+        await pilot.press("z")
+        await pilot.pause()
+        assert "thought  The log has three errors." in "\n".join(screen(app))
+
+
+async def test_text_is_asked_for_only_while_its_session_is_open() -> None:
+    source = Scripted()
+    async with watching(source) as (app, pilot):
+        for key in "1234":
+            await pilot.press(key)
+            await app.look()
+        assert source.looked_into == []
+        await pilot.press("1", "down", "enter")
+        await done(app, pilot)
+        assert source.looked_into == ["planner"]
+        source.down = "gone"
+        await app.look()
+        assert "before the first timeout" in "\n".join(screen(app)), "what was known stays in sight"
+
+
+async def test_another_sessions_text_is_never_shown_as_this_ones() -> None:
+    source = Scripted()
+    async with watching(source) as (app, pilot):
+        await pilot.press("enter")
+        await done(app, pilot)
+        await pilot.press("escape", "down")
+        app.model.view = View.DETAIL
+        app.redraw()
+        await pilot.pause()
+        assert "before the first timeout" not in "\n".join(screen(app))
+
+
+async def test_hostile_text_of_a_session_is_shown_literally_and_moves_nothing() -> None:
+    """B110, for what a session says."""
+    source = Scripted()
+    source.details = replace(DETAIL, passages=tuple(Passage(Voice.ANSWER, text) for text in HOSTILE))
+    async with watching(source, size=(120, 60)) as (app, pilot):
+        await pilot.press("enter")
+        await done(app, pilot)
+        text = "\n".join(screen(app))
+        for strip in app.screen._compositor.render_strips():
+            assert strip.cell_length == 120
+            assert strip.text.isprintable(), repr(strip.text)
+        assert "␛]0;title␇" in text or "\\u202eevil" in text
+
+
+async def test_a_heat_map_of_nonsense_is_drawn_as_cold() -> None:
+    wrong = replace(EXPERTS, layers=(LayerHeat(1, 0, 0, 0, "²x9" + "\x1b" * 200),))
+    async with watching(Scripted(status(experts=wrong)), size=(80, 50)) as (app, pilot):
+        await pilot.press("3")
+        await pilot.pause()
+        (row,) = (text for text in screen(app) if text.startswith("   1     —"))
+        assert set(row.split()[-1]) <= set("·█")

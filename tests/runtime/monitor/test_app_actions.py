@@ -174,3 +174,33 @@ async def test_a_fork_can_start_earlier(typed: str, expected: list[Action]) -> N
         await done(app, pilot)
         assert source.actions == expected
         assert expected or "name a turn such as 2" in screen(app)[-1]
+
+
+async def test_a_fork_at_a_node_starts_where_the_node_stands() -> None:
+    source = Scripted()
+    async with watching(source) as (app, pilot):
+        await pilot.press("n")
+        await done(app, pilot)
+        await pilot.press("down", "f")
+        await done(app, pilot)
+        assert source.actions == [Action(ActionKind.FORK, "reader", position=23_000)]
+        await pilot.press("escape", "f")
+        await done(app, pilot)
+        assert source.actions[-1] == Action(ActionKind.FORK, "reader"), "outside the nodes it is the session itself"
+
+
+async def test_a_monitor_that_only_looks_on_acts_on_nothing_and_says_so() -> None:
+    source = Scripted()
+    source.may_act = False
+    async with watching(source) as (app, pilot):
+        assert "read-only" in screen(app)[0]
+        for key in "fFapctlxdr":
+            await pilot.press(key)
+            await done(app, pilot)
+            assert "only looks on" in screen(app)[-1]
+        await pilot.press("R", *"v1", "enter")
+        await done(app, pilot)
+        await pilot.press("enter")
+        await done(app, pilot)
+        assert "its own key only" in "\n".join(screen(app))
+        assert (source.actions, source.exported, source.looked_into) == ([], [], [])
