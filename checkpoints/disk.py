@@ -70,11 +70,19 @@ class Disk:
     def read(self, fd: int, into: memoryview, offset: int) -> int:
         return os.preadv(fd, [into], offset)
 
+    def read_vector(self, fd: int, into: Sequence[memoryview], offset: int) -> int:
+        """Read into several pieces in one call; like `read` it may stop short."""
+        return os.preadv(fd, into, offset)
+
     def fsync(self, fd: int) -> None:
         os.fsync(fd)
 
     def rename(self, name: str, new_name: str, *, folder: int, new_folder: int) -> None:
         os.rename(name, new_name, src_dir_fd=folder, dst_dir_fd=new_folder)
+
+    def link(self, name: str, new_name: str, *, folder: int) -> None:
+        """Give a file a second name; `FileExistsError` if anything has it."""
+        os.link(name, new_name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
 
     def unlink(self, name: str, *, folder: int) -> None:
         os.unlink(name, dir_fd=folder)

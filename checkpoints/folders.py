@@ -13,6 +13,15 @@ from serai.checkpoints.streams import DIRECT_FROM_BYTES, Buffer, Reader, aligned
 
 
 @dataclass(frozen=True, slots=True)
+class FreshFile:
+    """A complete temporary file that is open still: its bytes may not be on the disk before `Folder.settle`."""
+
+    name: str
+    fd: int
+    direct: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Folder:
     """An open folder. Its descriptor stays valid when someone renames or replaces the path it was opened by."""
 
@@ -53,21 +62,38 @@ class Folder:
 
         A failed one is removed again. `direct` keeps a large file, of whole blocks, out of the page cache.
         """
+        return self.settle(self.write_fresh(pieces, size_bytes=size_bytes, direct=direct))
+
+    def write_fresh(self, pieces: Iterable[Buffer], *, size_bytes: int, direct: bool) -> FreshFile:
+        """As `write_temporary`, but the fsync is left to `settle`: many files that wait for it together cost the disk
+        one flush, where each by itself costs one of its own.
+        """
         name = f"{secrets.token_hex(16)}.tmp"
         direct = direct and size_bytes >= DIRECT_FROM_BYTES
-        fd = self.disk.create(name, folder=self.fd, direct=direct)
+        fresh = FreshFile(name, self.disk.create(name, folder=self.fd, direct=direct), direct)
         try:
-            try:
-                write_pieces(self.disk, fd, pieces, direct=direct)
-                self.disk.fsync(fd)
-                if direct:  # what the file system could not do directly
-                    self.disk.forget_pages(fd)
-            finally:
-                os.close(fd)
+            write_pieces(self.disk, fresh.fd, pieces, direct=direct)
         except BaseException:
-            self.remove(name)
+            self.drop(fresh)
             raise
-        return name
+        return fresh
+
+    def settle(self, fresh: FreshFile) -> str:
+        """Have a fresh file on the disk, close it and return its name; one that fails is removed."""
+        try:
+            self.disk.fsync(fresh.fd)
+            if fresh.direct:  # what the file system could not do directly
+                self.disk.forget_pages(fresh.fd)
+        except BaseException:
+            self.drop(fresh)
+            raise
+        os.close(fresh.fd)
+        return fresh.name
+
+    def drop(self, fresh: FreshFile) -> None:
+        """Close and remove a fresh file that nobody wants."""
+        os.close(fresh.fd)
+        self.remove(fresh.name)
 
     def publish(self, name: str, target: "Folder", new_name: str) -> None:
         """Move a temporary file to its final name in `target`, in one step. `target.sync()` makes that durable."""

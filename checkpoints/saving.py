@@ -1,12 +1,13 @@
 """Snapshots into parts and back: which array goes into which part, several parts at a time, all of them or nothing."""
 
+import errno
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from serai.checkpoints.codec import Packing
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
+from serai.checkpoints.folders import Folder, FreshFile
 from serai.checkpoints.format import PartHeader, TensorSpec, part_file_bytes
 from serai.checkpoints.index import Index
 from serai.checkpoints.manifest import (
@@ -32,6 +34,11 @@ from serai.checkpoints.rows import PartRow
 from serai.checkpoints.snapshot import PageIdentity, Snapshot, StateLayout
 
 Allocate = Callable[[StateLayout, int], Snapshot]
+
+# Parts of one save that are written before they are fsynced together. Each is an open file until then, so a store has
+# no more of those in all than this, and past it fsyncs each by itself.
+SETTLED_TOGETHER: Final = 128
+OPEN_FILES: Final = 256
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -85,11 +92,14 @@ def slots_of(snapshot: Snapshot, storage: Storage, bases: Sequence[str] = ()) ->
 class Pins:
     """Parts that a running save or load counts on, and that are not unlinked meanwhile. Guarded by the index's lock."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, temporary: Folder) -> None:
         self._index = index
+        self._temporary = temporary
         self._counts: Counter[str] = Counter()
         self.written: dict[str, SavedPart] = {}
         """Pinned parts whose files are complete, though no snapshot with them is committed yet."""
+        self.fresh: dict[str, FreshFile] = {}
+        """Those among them that wait for an fsync and their name: whoever counts on one sees to both."""
 
     def count(self, name: str) -> int:
         """How many running saves and loads count on the part."""
@@ -114,7 +124,15 @@ class Pins:
                     self._counts[name] -= 1
                     if not self._counts[name]:
                         del self._counts[name]
-                        self.written.pop(name, None)
+                        self.forget(name)
+
+    def forget(self, name: str) -> None:
+        """Nobody counts on a part any more: it is no longer to be found, and a file without a name goes."""
+        self.written.pop(name, None)
+        fresh = self.fresh.pop(name, None)
+        if fresh is not None:
+            with suppress(OSError):  # one that can't be removed now goes when the store is opened next
+                self._temporary.drop(fresh)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,7 +165,12 @@ class Shelf:
             return self._put(slot, packing, pin, mine)
 
         try:
-            saved = _each(self.writers, put_one, slots_of(snapshot, storage, bases))
+            saved: list[SavedPart] = []
+            slots = slots_of(snapshot, storage, bases)
+            for start in range(0, len(slots), SETTLED_TOGETHER):
+                group = _each(self.writers, put_one, slots[start : start + SETTLED_TOGETHER])
+                _each(self.writers, self._settle, [part.row.hash for part in group if not part.is_durable])
+                saved += group
             self.files.sync(part.row.hash for part in saved if not part.is_durable)
         except BaseException:
             self.discard(mine)
@@ -158,9 +181,9 @@ class Shelf:
         """Remove parts of a snapshot that was not committed, unless others have come to count on them."""
         with self.index.lock:
             alone = {name for name in written if self.pins.count(name) <= 1 and self.index.part(name) is None}
-            self.files.take_back(alone)
             for name in alone:
-                self.pins.written.pop(name, None)
+                self.pins.forget(name)
+            self.files.take_back(alone)
 
     def _put(self, slot: Slot, packing: Packing, pin: Callable[[str], None], mine: list[str]) -> SavedPart:
         known = self._known(slot)
@@ -177,16 +200,41 @@ class Shelf:
             base = base_row = None
             if packing is Packing.SMALL and slot.base is not None and self.index.part(content.hash) is None:
                 base, base_row = self._base(slot.specs, slot.base, pin)
-            head = self.files.write(content, packing, base)
-            return self.note_written(head, None if head.base is None else base_row)
+            head, fresh = self.files.write(content, packing, base)
+            part = self.note_written(head, None if head.base is None else base_row, fresh)
+            if len(self.pins.fresh) > OPEN_FILES:
+                self._settle_held(content.hash)
+            return part
 
-    def note_written(self, head: PartHeader, base: PartRow | None) -> SavedPart:
+    def note_written(self, head: PartHeader, base: PartRow | None, fresh: FreshFile | None = None) -> SavedPart:
         """Let other saves know of a pinned part whose file is complete, before a snapshot with it is committed."""
         row = PartRow(head.hash, head.raw_bytes, part_file_bytes(head.stored_bytes), head.base)
         part = SavedPart(row, base, is_new=True, is_durable=False)
         with self.index.lock:
             self.pins.written[head.hash] = part
+            if fresh is not None:
+                self.pins.fresh[head.hash] = fresh
         return part
+
+    def _settle(self, name: str) -> None:
+        """Have a complete part on the disk under its name; `OSError` if that failed, for another save perhaps."""
+        with self.stripe(name):
+            self._settle_held(name)
+
+    def _settle_held(self, name: str) -> None:
+        """As `_settle`, for who holds the part's stripe."""
+        with self.index.lock:
+            fresh = self.pins.fresh.pop(name, None)
+            if fresh is None:
+                if name not in self.pins.written and self.index.part(name) is None:
+                    raise OSError(errno.EIO, f"another save that wrote part {name} failed")
+                return
+        try:
+            self.files.settle(fresh, name)
+        except BaseException:
+            with self.index.lock:
+                self.pins.written.pop(name, None)
+            raise
 
     def stripe(self, name: str) -> threading.Lock:
         """Held by whoever writes a part, so that its file is never written as deltas to two bases."""
@@ -226,7 +274,12 @@ class Shelf:
         of the same content. Nothing is allocated before every part is known to be there in its right size.
         """
         sized = dict(zip(manifest.parts, part_bytes(manifest), strict=True))
-        _each(self.readers, self._check_size, list(sized.items()))
+        with self.index.lock:
+            rows = {name: self.index.part(name) for name in sized}
+        for name, raw_bytes in sized.items():
+            row = rows[name]
+            if row is None or row.raw_bytes != raw_bytes:
+                self._check_size(name, raw_bytes)
         try:
             snapshot = allocate(manifest.layout, manifest.position)
         except (ValueError, MemoryError) as error:
@@ -241,8 +294,8 @@ class Shelf:
                 self._learn(slot, name)
         return snapshot
 
-    def _check_size(self, sized: tuple[str, int]) -> None:
-        name, raw_bytes = sized
+    def _check_size(self, name: str, raw_bytes: int) -> None:
+        """Ask the file of a part that the index does not know in this size."""
         with self.noting_damage(name):
             head = self.files.head(name)
             if head is None:

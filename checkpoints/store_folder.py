@@ -50,7 +50,7 @@ class StoreFolder:
             readers = ThreadPoolExecutor(threads, "serai-store-load")
             undo.callback(readers.shutdown)
             self._files = PartFiles(self._folders.parts, self._folders.temporary, direct=not keep_cached)
-            self._pins = Pins(self._index)
+            self._pins = Pins(self._index, self._folders.temporary)
             self._shelf = Shelf(self._files, self._index, self._pins, writers, readers)
             self._closed = False
             self._running = 0

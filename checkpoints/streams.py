@@ -9,7 +9,7 @@ import errno
 import math
 import mmap
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -120,6 +120,35 @@ class Reader:
         self._buffer = buffer
         self._start = self._end = 0  # what is in the buffer and not taken yet
         self._offset = 0  # of the next byte to read from the file
+        self._ahead: list[NDArray[np.uint8]] = []  # what follows the buffer and is in memory of the caller's already
+
+    def read_ahead(self, first_bytes: int, out: Sequence[NDArray[np.uint8]]) -> None:
+        """Read the first `first_bytes` of the file, and what follows into `out`, in a single call if that is possible.
+
+        To be called first. The bytes are had by `take` and by `fill` of the same arrays as if they were read then;
+        whoever asks for others reads them anew.
+        """
+        if self._buffer is None or first_bytes % BLOCK_BYTES or first_bytes > self._buffer.size:
+            return
+        whole = [_whole_blocks(piece) for piece in out]
+        if any(count < piece.size for count, piece in zip(whole[:-1], out[:-1], strict=True)):
+            return
+        pieces = [piece[:count] for piece, count in zip(out, whole, strict=True) if count]
+        try:
+            done = self._disk.read_vector(self._fd, [self._buffer[:first_bytes].data, *(one.data for one in pieces)], 0)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return
+        if done < first_bytes:
+            return
+        self._end = self._offset = first_bytes
+        done -= first_bytes
+        for piece in pieces:
+            if done < piece.size:
+                break
+            self._ahead.append(piece)
+            done -= piece.size
 
     def take(self, count: int) -> bytearray:
         """The next `count` bytes; `SnapshotCorrupt` if the file ends first."""
@@ -134,6 +163,11 @@ class Reader:
             return
         while out.size:
             if self._start == self._end:
+                if self._ahead and (known := self._ahead.pop(0)).ctypes.data == out.ctypes.data:
+                    self._offset += known.size
+                    out = out[known.size :]
+                    continue
+                self._ahead.clear()
                 whole = _whole_blocks(out) if self._offset and self._offset % BLOCK_BYTES == 0 else 0
                 if whole:
                     self._read_at_least(out[:whole], whole)

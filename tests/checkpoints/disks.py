@@ -9,10 +9,13 @@ from serai.checkpoints.disk import Disk
 
 
 class ScalarDisk(Disk):
-    """Writes one piece of several at a time, so that a subclass need override `write` alone."""
+    """Moves one piece of several at a time, so that a subclass need override `write` and `read` alone."""
 
     def write_vector(self, fd: int, pieces: Sequence[memoryview]) -> int:
         return self.write(fd, next(piece for piece in pieces if piece.nbytes))
+
+    def read_vector(self, fd: int, into: Sequence[memoryview], offset: int) -> int:
+        return self.read(fd, next(piece for piece in into if piece.nbytes), offset)
 
 
 class TracingDisk(ScalarDisk):

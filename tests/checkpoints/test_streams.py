@@ -65,6 +65,10 @@ class RefusingDisk(Disk):
         self._refuse(fd)
         return super().read(fd, into, offset)
 
+    def read_vector(self, fd: int, into: Sequence[memoryview], offset: int) -> int:
+        self._refuse(fd)
+        return super().read_vector(fd, into, offset)
+
     def _refuse(self, fd: int) -> None:
         if self.use_page_cache(fd):
             self.refused += 1
