@@ -97,8 +97,17 @@ class PlaceUnknown(SeraiError):
     """No place to push to or pull from can be reached by this name."""
 
     def __init__(self, *, url: str, problem: str) -> None:
-        super().__init__(f"{_shown(url)} cannot be used to push to or pull from: {problem}")
+        super().__init__(f"{_shown(url)} cannot be used as a place for sessions: {problem}")
         self.url = url
+
+
+class PlaceFailed(SeraiError):
+    """A place to push to or pull from could not be reached, or refused; what is here is untouched."""
+
+    def __init__(self, *, url: str, doing: str, reason: str) -> None:
+        super().__init__(f"{doing} failed at {_shown(url)}: {reason}; what is stored here is untouched, try again")
+        self.url = url
+        self.reason = reason
 
 
 class TransferBroken(SeraiError):

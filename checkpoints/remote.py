@@ -4,24 +4,25 @@ Objects have the names and the content of the files of a store, and none of them
 
     nodes/ID  manifests/HASH  parts/ab/cdef...    as in `format`
     points/ID                                     how to pull this node: a point document, replaced by a later push
+    owners/SESSION/EPOCH                          who owns a session that was moved here (see `handover`)
 
 A point is written last, so whatever can be named can be pulled. Objects that are there in their full size are not sent
 again. What is pulled is verified like any bundle.
 """
 
-import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from blake3 import blake3
 
 from serai.checkpoints import jsonio
-from serai.checkpoints.errors import PlaceUnknown, SessionGone, SnapshotCorrupt
+from serai.checkpoints.errors import SessionGone, SnapshotCorrupt
 from serai.checkpoints.folders import Folder
 from serai.checkpoints.format import DocumentKind, frame_document, unframe_document
 from serai.checkpoints.manifest import is_hash
 from serai.checkpoints.names import check_id, is_id
+from serai.checkpoints.places import Place
 from serai.checkpoints.receiving import import_bundle
 from serai.checkpoints.store import Store
 from serai.checkpoints.transfer import (
@@ -36,53 +37,6 @@ from serai.checkpoints.transfer import (
 )
 
 
-class Place(Protocol):
-    """Where objects are kept, by names with slashes."""
-
-    def existing(self, sizes: Mapping[str, int]) -> set[str]:
-        """Those of the named objects that are there with just these bytes."""
-        ...
-
-    def put(self, name: str, data: bytes) -> None:
-        """Write an object; when it returns it is there for others, whole."""
-        ...
-
-    def get(self, name: str) -> bytes:
-        """An object's bytes; `FileNotFoundError` if there is none."""
-        ...
-
-
-class FsspecPlace:
-    """A place named by a URL that fsspec understands: `s3://bucket/folder`, `sftp://...`, `/mnt/folder`."""
-
-    def __init__(self, url: str, **options: Any) -> None:
-        """`options` go to fsspec's file system. `PlaceUnknown` without fsspec or what it needs for this kind of URL."""
-        try:
-            core = importlib.import_module("fsspec.core")
-            self._files, self._root = core.url_to_fs(url, **options)
-        except (ImportError, ValueError) as error:
-            raise PlaceUnknown(url=url, problem=str(error)) from error
-
-    def existing(self, sizes: Mapping[str, int]) -> set[str]:
-        found = set()
-        for name, size in sizes.items():
-            try:
-                if self._files.info(f"{self._root}/{name}")["size"] == size:
-                    found.add(name)
-            except FileNotFoundError:
-                continue
-        return found
-
-    def put(self, name: str, data: bytes) -> None:
-        path = f"{self._root}/{name}"
-        self._files.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-        self._files.pipe_file(path, data)
-
-    def get(self, name: str) -> bytes:
-        data: bytes = self._files.cat_file(f"{self._root}/{name}")
-        return data
-
-
 @dataclass(frozen=True, slots=True)
 class _Point:
     """A node's path from the root on, the manifest of its nearest snapshot, and that one's parts, bases first."""
@@ -91,20 +45,20 @@ class _Point:
     manifest: str | None
     parts: tuple[str, ...]
 
+    def document(self) -> bytes:
+        value = {"path": self.path, "manifest": self.manifest, "parts": self.parts}
+        return frame_document(DocumentKind.POINT, jsonio.encode(value)).data
+
 
 def push(store: Store, place: Place, node_id: str) -> Moved:
     """Send a node, all it continues from and its nearest snapshot; only what the place lacks. One part is in memory."""
     with store._doing("pushing"), store._pins.held() as pin:
-        path, step = store.ancestry(node_id), store.nearest_snapshot(node_id)
-        with store.reading_index() as index:
-            parts = parts_of(store, node_id)
-            for name in parts:
-                pin(name)
-            row = None if step is None else index.snapshot(step)
+        point = _local_point(store, node_id, pin)
+        path, parts = point.path, point.parts
         folders = store._folders
         documents: list[tuple[str, Folder, str]] = [(f"nodes/{node}", folders.nodes, node) for node in path]
-        if row is not None:
-            documents.append((f"manifests/{row.manifest}", folders.manifests, row.manifest))
+        if point.manifest is not None:
+            documents.append((f"manifests/{point.manifest}", folders.manifests, point.manifest))
         sent = _send_parts(store, place, parts)
         bytes_sent = sum(sent)
         for name, folder, file in documents:
@@ -112,13 +66,24 @@ def push(store: Store, place: Place, node_id: str) -> Moved:
             if not place.existing({name: len(data)}):
                 place.put(name, data)
                 bytes_sent += len(data)
-        point = {"path": path, "manifest": None if row is None else row.manifest, "parts": parts}
-        data = frame_document(DocumentKind.POINT, jsonio.encode(point)).data
+        data = point.document()
         place.put(f"points/{node_id}", data)
-    return Moved(node_id, len(path), int(row is not None), len(sent), len(parts) - len(sent), bytes_sent + len(data))
+    states = int(point.manifest is not None)
+    return Moved(node_id, len(path), states, len(sent), len(parts) - len(sent), bytes_sent + len(data))
 
 
-def _send_parts(store: Store, place: Place, parts: list[str]) -> list[int]:
+def _local_point(store: Store, node_id: str, pin: Callable[[str], None]) -> _Point:
+    """How to pull a node that this store holds; its parts are pinned."""
+    path, step = store.ancestry(node_id), store.nearest_snapshot(node_id)
+    with store.reading_index() as index:
+        parts = parts_of(store, node_id)
+        for name in parts:
+            pin(name)
+        row = None if step is None else index.snapshot(step)
+    return _Point(tuple(path), None if row is None else row.manifest, tuple(parts))
+
+
+def _send_parts(store: Store, place: Place, parts: Sequence[str]) -> list[int]:
     sent = []
     for part in parts:
         name = _part_object(part)
@@ -142,7 +107,38 @@ def _read(folder: Folder, file: str, what: str) -> bytes:
         raise SnapshotCorrupt(what=what, problem="its file is missing") from error
 
 
-def pull(store: Store, place: Place, node_id: str) -> Moved:
+class Objects(Protocol):
+    """Where objects are read from; a `Place` is one."""
+
+    def get(self, name: str) -> bytes:
+        """An object's bytes; `FileNotFoundError` if there is none."""
+        ...
+
+
+class StoreAsPlace:
+    """Another store of this machine, read as if each of its nodes had been pushed to a place."""
+
+    def __init__(self, store: Store, pin: Callable[[str], None]) -> None:
+        """`pin` keeps the parts of a node that is asked for until they have been read."""
+        self._store = store
+        self._pin = pin
+
+    def get(self, name: str) -> bytes:
+        kind, _, rest = name.partition("/")
+        folders = self._store._folders
+        match kind:
+            case "points":
+                return _local_point(self._store, rest, self._pin).document()
+            case "parts":
+                with folders.parts.child(rest[:2], create=False) as folder:
+                    return _read(folder, rest[3:], name)
+            case "nodes":
+                return _read(folders.nodes, rest, name)
+            case _:
+                return _read(folders.manifests, rest, name)
+
+
+def pull(store: Store, place: Objects, node_id: str) -> Moved:
     """Fetch a node that was pushed: only the parts the store lacks, all or nothing as by `import_bundle`.
 
     `SessionGone` if no such node was pushed there; `SnapshotCorrupt` if what is there is not what was pushed.
@@ -152,7 +148,7 @@ def pull(store: Store, place: Place, node_id: str) -> Moved:
     return import_bundle(store, _Stream(_bundle(place, point, set(wanted(store, point.parts)))))
 
 
-def _point(place: Place, node_id: str) -> _Point:
+def _point(place: Objects, node_id: str) -> _Point:
     what = f"the point of node {node_id}"
     try:
         data = place.get(f"points/{node_id}")
@@ -168,7 +164,7 @@ def _point(place: Place, node_id: str) -> _Point:
     return _Point(tuple(path), manifest, tuple(parts))
 
 
-def _bundle(place: Place, point: _Point, chosen: set[str]) -> Iterator[bytes]:
+def _bundle(place: Objects, point: _Point, chosen: set[str]) -> Iterator[bytes]:
     """The pieces of a bundle made of a place's objects."""
     objects = [(EntryKind.NODE, node, f"nodes/{node}") for node in point.path]
     if point.manifest is not None:
@@ -181,7 +177,7 @@ def _bundle(place: Place, point: _Point, chosen: set[str]) -> Iterator[bytes]:
     yield BUNDLE_ENTRY.pack(EntryKind.END, len(objects), digest.hexdigest().encode("ascii"))
 
 
-def _pieces(place: Place, objects: list[tuple[EntryKind, str, str]]) -> Iterator[bytes]:
+def _pieces(place: Objects, objects: list[tuple[EntryKind, str, str]]) -> Iterator[bytes]:
     yield BUNDLE_HEADER.pack(BUNDLE_MAGIC, BUNDLE_VERSION)
     for kind, name, path in objects:
         try:

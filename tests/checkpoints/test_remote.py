@@ -1,6 +1,6 @@
 """Sessions pushed to a place far away and pulled from it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -8,7 +8,9 @@ import pytest
 from serai.checkpoints import Store
 from serai.checkpoints.errors import NameInvalid, PlaceUnknown, SeraiError, SessionGone, SnapshotCorrupt
 from serai.checkpoints.fsck import fsck
-from serai.checkpoints.remote import FsspecPlace, pull, push
+from serai.checkpoints.places import DecidingPlace, FolderPlace, FsspecPlace, place_at
+from serai.checkpoints.remote import pull, push
+from tests.checkpoints.disks import FailingDisk, TracingDisk
 from tests.checkpoints.samples import grown, make_node, make_snapshot, same_bits, saved
 from tests.checkpoints.test_delta import chain
 
@@ -110,17 +112,66 @@ def test_what_was_changed_there_is_refused(tmp_path: Path) -> None:
             assert fsck(there).orphans == ()
 
 
-def test_fsspec_urls_are_places(tmp_path: Path) -> None:
-    pytest.importorskip("fsspec", reason="needs fsspec to push to URLs")
+PLACES: dict[str, Callable[[Path], DecidingPlace]] = {
+    "folder": lambda path: place_at(str(path / "bucket" / "sessions")),
+    "file URL": lambda path: place_at(f"file://{path}/bucket"),
+    "fsspec in memory": lambda path: place_at(f"memory://{path}/sessions"),
+    "fsspec on a folder": lambda path: FsspecPlace(f"file://{path}/bucket"),
+}
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> DecidingPlace:
+    return PLACES[request.param](tmp_path)
+
+
+def test_every_kind_of_url_is_a_place(tmp_path: Path, place: DecidingPlace) -> None:
     with Store.open(str(tmp_path / "here")) as here, Store.open(str(tmp_path / "there")) as there:
         state = make_snapshot(9)
         node = saved(here, state)
-        for url in (str(tmp_path / "bucket"), "memory://bucket/sessions"):
-            place = FsspecPlace(url)
-            assert push(here, place, node.id).parts == 5
-            assert push(here, place, node.id).parts == 0
+        with pytest.raises(SessionGone):
             pull(there, place, node.id)
-            assert same_bits(there.load(node.id), state)
-            there.delete(node.id)
+        assert push(here, place, node.id).parts == 5
+        assert push(here, place, node.id).parts == 0
+        pull(there, place, node.id)
+        assert same_bits(there.load(node.id), state)
+
+
+def test_a_place_lets_one_be_first(place: DecidingPlace) -> None:
+    assert place.names("owners/x") == []
+    assert place.create("owners/x/1", b"mine")
+    assert not place.create("owners/x/1", b"theirs")
+    assert place.get("owners/x/1") == b"mine"
+    assert place.create("owners/x/2", b"next")
+    assert sorted(place.names("owners/x")) == ["1", "2"]
+    place.put("owners/x/1", b"replaced")
+    assert place.get("owners/x/1") == b"replaced"
+    assert place.existing({"owners/x/1": 8, "owners/x/2": 9, "owners/x/3": 1}) == {"owners/x/1"}
+    with pytest.raises(FileNotFoundError):
+        place.get("owners/x/3")
+
+
+def test_a_place_that_cannot_be_is_named() -> None:
     with pytest.raises(PlaceUnknown, match="carrier-pigeon"):
-        FsspecPlace("carrier-pigeon://loft")
+        place_at("carrier-pigeon://loft")
+
+
+@pytest.mark.parametrize("call", ["create", "write", "fsync", "rename"])
+def test_a_folder_holds_an_object_whole_or_not_at_all(tmp_path: Path, call: str) -> None:
+    disk = FailingDisk(call)
+    disk.broken = False
+    place = FolderPlace(str(tmp_path / "bucket"), disk=disk)
+    place.put("nodes/a", b"before")
+    disk.broken = True
+    with pytest.raises(OSError, match="No space"):
+        place.put("nodes/a", b"after")
+    assert place.get("nodes/a") == b"before"
+    assert place.names("nodes") == [entry.name for entry in (tmp_path / "bucket" / "nodes").iterdir()] == ["a"]
+
+
+def test_what_is_put_in_a_folder_is_durable_before_it_has_its_name(tmp_path: Path) -> None:
+    disk = TracingDisk()
+    place = FolderPlace(str(tmp_path / "bucket"), disk=disk)
+    place.put("nodes/a", b"x")
+    steps = [call if call != "rename" else "rename" for call, _ in disk.calls]
+    assert steps[-5:] == ["create", "write", "fsync", "rename", "fsync"]

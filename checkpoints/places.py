@@ -1,0 +1,215 @@
+"""Places far away: named objects in a bucket, on another machine or in another folder, to push to and pull from."""
+
+import importlib
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from serai.checkpoints.disk import FOLDER_MODE, Disk
+from serai.checkpoints.errors import PlaceFailed, PlaceUnknown, SeraiError
+from serai.checkpoints.folders import Folder
+from serai.checkpoints.streams import write_pieces
+
+_LOCAL_SCHEMES: Final = ("", "file", "local")
+_TEMPORARY: Final = ".unfinished-"
+
+
+class Place(Protocol):
+    """Where objects are kept, by names with slashes."""
+
+    def existing(self, sizes: Mapping[str, int]) -> set[str]:
+        """Those of the named objects that are there with just these bytes."""
+        ...
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object; when it returns it is there for others, whole."""
+        ...
+
+    def get(self, name: str) -> bytes:
+        """An object's bytes; `FileNotFoundError` if there is none."""
+        ...
+
+
+class DecidingPlace(Place, Protocol):
+    """A place that can also settle who comes first, as moving a session needs."""
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write an object if there is none of this name, in one step whoever else tries; whether there was none."""
+        ...
+
+    def names(self, folder: str) -> list[str]:
+        """The objects directly below a folder of names, by the last part of their names; none if there is no such."""
+        ...
+
+
+def place_at(url: str) -> DecidingPlace:
+    """The place of a URL: a folder of this machine, or what fsspec understands (`s3://bucket/folder`, `sftp://...`).
+
+    `PlaceUnknown` without fsspec or what it needs for this kind of URL.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme in _LOCAL_SCHEMES:
+        return FolderPlace(rest if separator else url)
+    return FsspecPlace(url)
+
+
+class FolderPlace:
+    """A folder of this machine, or one that is mounted; what was put is on the disk when `put` returns."""
+
+    def __init__(self, path: str, *, disk: Disk | None = None) -> None:
+        self._root = Path(path).resolve()
+        self._disk = disk or Disk()
+
+    def existing(self, sizes: Mapping[str, int]) -> set[str]:
+        found = set()
+        for name, size in sizes.items():
+            with suppress(FileNotFoundError):
+                if (self._root / name).stat(follow_symlinks=False).st_size == size:
+                    found.add(name)
+        return found
+
+    def put(self, name: str, data: bytes) -> None:
+        with self._written(name, data) as (folder, temporary, last):
+            self._disk.rename(temporary, last, folder=folder.fd, new_folder=folder.fd)
+            folder.sync()
+
+    def create(self, name: str, data: bytes) -> bool:
+        with self._written(name, data) as (folder, temporary, last):
+            try:
+                # Unlike a rename, a link never takes the place of another file, and unlike an exclusive open it shows
+                # nothing before all is there.
+                self._disk.link(temporary, last, folder=folder.fd)
+            except FileExistsError:
+                return False
+            finally:
+                folder.remove(temporary)
+            folder.sync()
+            return True
+
+    @contextmanager
+    def _written(self, name: str, data: bytes) -> Iterator[tuple[Folder, str, str]]:
+        """The object's folder, an fsynced temporary file with the data in it, and the name it is to have."""
+        parent, _, last = name.rpartition("/")
+        folder = self._folder(parent)
+        try:
+            temporary = f"{_TEMPORARY}{secrets.token_hex(8)}"
+            fd = self._disk.create(temporary, folder=folder.fd)
+            try:
+                try:
+                    write_pieces(self._disk, fd, [data], direct=False)
+                    self._disk.fsync(fd)
+                finally:
+                    os.close(fd)
+                yield folder, temporary, last
+            except BaseException:
+                folder.remove(temporary)
+                raise
+        finally:
+            folder.close()
+
+    def _folder(self, name: str) -> Folder:
+        """An open folder below the root, made durably if it is missing."""
+        made = [place for place in (self._root, *self._root.parents) if not place.exists()]
+        self._root.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
+        for place in made:
+            self._sync(place.parent)
+        folder = Folder(self._disk, self._disk.open_folder(str(self._root), parent=None))
+        for step in filter(None, name.split("/")):
+            try:
+                try:
+                    below = folder.open_child(step, create=False)
+                except FileNotFoundError:
+                    below = folder.open_child(step, create=True)
+                    folder.sync()
+            finally:
+                folder.close()
+            folder = below
+        return folder
+
+    def _sync(self, place: Path) -> None:
+        folder = Folder(self._disk, self._disk.open_folder(str(place), parent=None))
+        try:
+            folder.sync()
+        finally:
+            folder.close()
+
+    def get(self, name: str) -> bytes:
+        return (self._root / name).read_bytes()
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            return [entry for entry in os.listdir(self._root / folder) if not entry.startswith(_TEMPORARY)]  # noqa: PTH208
+        except FileNotFoundError:
+            return []
+
+
+class FsspecPlace:
+    """A place named by a URL that fsspec understands: `s3://bucket/folder`, `sftp://...`."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        """`options` go to fsspec's file system. `PlaceUnknown` without fsspec or what it needs for this kind of URL."""
+        self._url = url
+        try:
+            core = importlib.import_module("fsspec.core")
+            self._files, self._root = core.url_to_fs(url, **options)
+        except (ImportError, ValueError) as error:
+            raise PlaceUnknown(url=url, problem=str(error)) from error
+
+    def existing(self, sizes: Mapping[str, int]) -> set[str]:
+        found = set()
+        with self._reaching("looking what is there"):
+            for name, size in sizes.items():
+                with suppress(FileNotFoundError):
+                    if self._files.info(f"{self._root}/{name}")["size"] == size:
+                        found.add(name)
+        return found
+
+    def put(self, name: str, data: bytes) -> None:
+        with self._reaching(f"writing {name}"):
+            self._files.pipe_file(self._path(name), data)
+
+    def create(self, name: str, data: bytes) -> bool:
+        with self._reaching(f"writing {name}"):
+            try:
+                self._files.pipe_file(self._path(name), data, mode="create")
+            except FileExistsError:
+                return False
+            except (NotImplementedError, TypeError) as error:
+                raise PlaceUnknown(
+                    url=self._url,
+                    problem="it can't write a file only if there is none, which moving a session needs; push and pull "
+                    "copy without",
+                ) from error
+        return True
+
+    def _path(self, name: str) -> str:
+        path = f"{self._root}/{name}"
+        self._files.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+        return path
+
+    def get(self, name: str) -> bytes:
+        with self._reaching(f"reading {name}"):
+            data: bytes = self._files.cat_file(f"{self._root}/{name}")
+        return data
+
+    def names(self, folder: str) -> list[str]:
+        with self._reaching(f"listing {folder}"):
+            try:
+                found = self._files.ls(f"{self._root}/{folder}", detail=False)
+            except FileNotFoundError:
+                return []
+        return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in found]
+
+    @contextmanager
+    def _reaching(self, doing: str) -> Iterator[None]:
+        """What file systems of every kind raise becomes `PlaceFailed`, at this edge; a missing file stays one."""
+        self._files.invalidate_cache()  # a listing that was kept would hide what others put meanwhile
+        try:
+            yield
+        except (FileNotFoundError, SeraiError):
+            raise
+        except Exception as error:
+            raise PlaceFailed(url=self._url, doing=doing, reason=str(error) or type(error).__name__) from error
