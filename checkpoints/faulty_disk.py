@@ -84,8 +84,14 @@ class FaultyDisk(Disk):
 
     def rename(self, name: str, new_name: str, *, folder: int, new_folder: int) -> None:
         chosen = self._before("rename")
+        self._unsynced.renaming(name, new_name, folder, new_folder)
         super().rename(name, new_name, folder=folder, new_folder=new_folder)
-        self._unsynced.renamed(name, new_name, folder, new_folder)
+        self._after(chosen)
+
+    def link(self, name: str, new_name: str, *, folder: int) -> None:
+        chosen = self._before("link")
+        super().link(name, new_name, folder=folder)
+        self._unsynced.linked(name, new_name, folder)
         self._after(chosen)
 
     def unlink(self, name: str, *, folder: int) -> None:

@@ -4,8 +4,8 @@ Each side keeps one small document a session, replaced durably at each step. Epo
 epoch never takes part in an older one.
 
     source                          destination
+                (the content is sent, see `handover`)
     begin_move  MOVING, epoch+1
-                (the bundle is sent, see `transfer`)
                                     accept_move  OWNED at that epoch
     finish_move MOVED
 
@@ -17,6 +17,7 @@ a person who knows that the other side is gone.
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from serai.checkpoints import jsonio
 from serai.checkpoints.errors import NotOwner, SnapshotCorrupt
@@ -59,6 +60,11 @@ def ownership(store: Store, session_id: str) -> Ownership:
                 value = jsonio.decode(read_document(reader, DocumentKind.OWNER).data, what)
         except FileNotFoundError:
             return Ownership(session_id, 0, OwnerStatus.OWNED, "")
+    return owner_of(value, session_id, what)
+
+
+def owner_of(value: dict[str, Any], session_id: str, what: str) -> Ownership:
+    """The owner a document's content names; `SnapshotCorrupt` if it names none, or that of another session."""
     try:
         found = Ownership(
             session_id=jsonio.field(value, "session", str, what),

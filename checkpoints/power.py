@@ -25,11 +25,18 @@ class Unsynced:
         self._files.discard(path)
         self._undo = [(folder, undo) for folder, undo in self._undo if folder != path]
 
-    def renamed(self, name: str, new_name: str, folder: int, new_folder: int) -> None:
+    def renaming(self, name: str, new_name: str, folder: int, new_folder: int) -> None:
+        """A file is about to be renamed. Until then what has the new name keeps it: one of the two is always there."""
         old, new = _path(folder) / name, _path(new_folder) / new_name
         if old in self._files:
             self._files.discard(old)
             self._files.add(new)
+        before = new.read_bytes() if new.is_file() else None
+        self._undo.append((new.parent, lambda: _put_back(new, before)))
+
+    def linked(self, name: str, new_name: str, folder: int) -> None:
+        """A file, fsynced already, has got a second name."""
+        new = _path(folder) / new_name
         self._undo.append((new.parent, lambda: new.unlink(missing_ok=True)))
 
     def made_folder(self, name: str, parent: int) -> None:
@@ -54,6 +61,13 @@ class Unsynced:
 
 def _path(fd: int) -> Path:
     return Path(f"/proc/self/fd/{fd}").readlink()
+
+
+def _put_back(path: Path, data: bytes | None) -> None:
+    if data is None:
+        path.unlink(missing_ok=True)
+    else:
+        path.write_bytes(data)
 
 
 def _remove(folder: Path) -> None:

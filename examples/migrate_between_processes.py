@@ -1,4 +1,4 @@
-"""A session moves from one process and store to another in the middle of a sampled answer, through one file.
+"""A session moves from one process and store to another within a sampled answer, and has one owner throughout.
 
 python examples/migrate_between_processes.py [MODEL]
 """
@@ -10,10 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from serai.checkpoints import Store
-from serai.checkpoints.receiving import import_bundle
-from serai.checkpoints.transfer import export
 from serai.runtime import SamplingParams, open_runtime
+from serai.runtime.errors import NotOwner
 
 PROMPT = "The code of the red box is 4172. The home of Mira is Oslo."
 FIRST, REST = 10, 30
@@ -23,42 +21,38 @@ def sampled(count: int) -> SamplingParams:
     return SamplingParams(temperature=0.8, seed=7, max_tokens=count, ignore_eos=True)
 
 
-async def begin(model: str, store: Path) -> tuple[str, list[int]]:
-    """Read, answer the first tokens, pause; then show what staying here would have given."""
-    async with open_runtime(model, budget="1GiB", store=store) as rt:
+async def leave(model: str, here: Path, there: Path) -> tuple[str, list[int]]:
+    """Read, answer the first tokens and move on; gives the session's id, and what staying would have answered."""
+    async with open_runtime(model, budget="1GiB", store=here) as rt:
         session = await rt.session(label="traveller")
         await session.append(PROMPT)
         await session.generate(sampled(FIRST)).collect()
         point = await session.pause()
-        stayed = await rt.resume(point)
-        expected = await stayed.generate(sampled(REST)).collect()
-        return point.id, list(expected.tokens)
+        session, twin = await rt.resume(point), await rt.resume(point)
+        expected = await twin.generate(sampled(REST)).collect()
+
+        moved = await session.migrate(there)
+        print(f"moved {moved.position} tokens and their state to another store")
+        try:
+            await rt.resume(session.id)
+        except NotOwner as error:
+            print("here it can't be used any more:", error)
+        return session.id, list(expected.tokens)
 
 
-async def go_on(model: str, store: Path, node_id: str) -> list[int]:
-    """In another process, over a store that has never seen the session before this bundle."""
+async def go_on(model: str, store: Path, session_id: str) -> list[int]:
+    """In another process, over the store it was moved to."""
     async with open_runtime(model, budget="1GiB", store=store) as rt:
-        session = await rt.resume(node_id)
+        session = await rt.resume(session_id)
         done = await session.generate(sampled(REST)).collect()
         return list(done.tokens)
 
 
-def arrive(model: str, folder: Path) -> None:
-    """The second process: import the file, resume, and answer with the tokens."""
-    store = folder / "there"
-    with Store.open(str(store)) as opened, (folder / "session.bundle").open("rb") as source:
-        moved = import_bundle(opened, source)
-    print(json.dumps(asyncio.run(go_on(model, store, moved.node_id))))
-
-
 def main(model: str) -> None:
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        node_id, expected = asyncio.run(begin(model, folder / "here"))
-        with Store.open(str(folder / "here")) as opened, (folder / "session.bundle").open("wb") as sink:
-            moved = export(opened, node_id, sink)
-        print(f"exported {moved.nodes} nodes and {moved.parts} parts: {moved.bytes:,} bytes in one file")
-        command = [sys.executable, __file__, "--arrive", model, str(folder)]
+        here, there = Path(name) / "here", Path(name) / "there"
+        session_id, expected = asyncio.run(leave(model, here, there))
+        command = [sys.executable, __file__, "--go-on", model, str(there), session_id]
         second = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         tokens = json.loads(second.stdout)
         print(f"another process went on with {len(tokens)} tokens")
@@ -68,7 +62,7 @@ def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--arrive"]:
-        arrive(sys.argv[2], Path(sys.argv[3]))
+    if sys.argv[1:2] == ["--go-on"]:
+        print(json.dumps(asyncio.run(go_on(sys.argv[2], Path(sys.argv[3]), sys.argv[4]))))
     else:
         main(sys.argv[1] if len(sys.argv) > 1 else "nano")

@@ -20,6 +20,7 @@ from serai.runtime.sessions.conversation import Chat
 from serai.runtime.sessions.events import Watcher
 from serai.runtime.sessions.holding import Holding
 from serai.runtime.sessions.journal import Point
+from serai.runtime.sessions.migration import take
 from serai.runtime.sessions.session import Session
 from serai.runtime.sessions.turns import Timeline
 from serai.runtime.state import StatePool
@@ -154,17 +155,28 @@ class Runtime:
         """The conversation that a live session holds; raises `PromptInvalid` when no chat has filled it."""
         return Chat.over(session, self.chat_format())
 
-    async def resume(self, point: Point | str, *, as_is: bool = False) -> Session:
+    async def take(self, session_id: str, source: str) -> Session:
+        """Take over a session that `Session.migrate` has moved to the place with the URL `source`, and resume it.
+
+        Raises `NotOwner` if another store has taken it, `SessionGone` if no such session was moved there.
+        """
+        self._check_open()
+        await take(self._services.journal, session_id, source)
+        return await self.resume(session_id)
+
+    async def resume(self, point: Point | str, *, as_is: bool = False, take_back: bool = False) -> Session:
         """A live session at a durable point: a `Point`, or the id of a node or session, or a tag.
 
         At the end of a session that is not live, that session goes on; anywhere else a new one branches off. Both keep
         the point's random branch. A state without a usable snapshot is rebuilt by replaying its token ids, which gives
         the same bits; a snapshot of another build or SIMD path is used only `as_is`, and marks the session inexact.
+        The end of a session that was moved elsewhere raises `NotOwner`; one whose move was broken off asks the other
+        side first. `take_back` is a person's word that the session is used nowhere else.
         Raises `SessionGone`, `ModelMismatch` or `OutOfBudget`.
         """
         self._check_open()
         keeper = self._services.keeper
-        stored = await keeper.find(str(point), as_is=as_is)
+        stored = await keeper.find(str(point), as_is=as_is, take_back=take_back)
         node, timeline = stored.node, stored.timeline
         state = await keeper.rebuild(stored)
         goes_on = stored.is_head and node.session_id not in self._services.live

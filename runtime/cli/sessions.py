@@ -15,7 +15,7 @@ from serai.runtime.cli.options import Json
 from serai.runtime.cli.output import reporting
 from serai.runtime.cli.sessions_keep import fsck, gc, rm, tag
 from serai.runtime.cli.sessions_look import diff, ls, resume, show
-from serai.runtime.cli.sessions_move import export, import_, pull, push
+from serai.runtime.cli.sessions_move import export, import_, pull, push, settle
 from serai.runtime.cli.stored import StoreFolder, open_to_look, store_folder
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ app.command("export")(export)
 app.command("import")(import_)
 app.command("push")(push)
 app.command("pull")(pull)
+app.command("settle")(settle)
 app.command("gc")(gc)
 app.command("fsck")(fsck)
 

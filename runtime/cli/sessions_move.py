@@ -1,6 +1,7 @@
 """`serai sessions export, import, push, pull`: from one store to another, as one file or through a place far away.
 
-These copy. They don't settle who may go on with a session; two copies that both go on are two sessions of one id.
+These copy, and two copies that both go on are two sessions of one id. With `push --move` and `pull --take` a session
+changes hands instead; `settle` says who owns one, after asking the other side of a move that was broken off.
 """
 
 import os
@@ -14,7 +15,7 @@ import typer
 
 from serai.runtime.cli.options import Json
 from serai.runtime.cli.output import bytes_text, reporting
-from serai.runtime.cli.stored import Name, StoreFolder, open_to_change, open_to_look
+from serai.runtime.cli.stored import Name, StoreFolder, Yes, ask, open_to_change, open_to_look
 
 if TYPE_CHECKING:
     from serai.checkpoints.transfer import Moved
@@ -76,35 +77,93 @@ def import_(
         out.result(asdict(moved), _came(moved))
 
 
-def push(name: Name, url: Url, store: StoreFolder = None, as_json: Json = False) -> None:
+def push(
+    name: Name,
+    url: Url,
+    move: Annotated[
+        bool, typer.Option("--move", help="Hand the session over: from then on it is used where it is taken.")
+    ] = False,
+    store: StoreFolder = None,
+    as_json: Json = False,
+) -> None:
     """Send a point, all it continues from and its state to a place; only what is missing there."""
-    from serai.checkpoints.remote import FsspecPlace
+    from serai.checkpoints.handover import PlacePeer, hand_over
+    from serai.checkpoints.places import place_at
     from serai.checkpoints.remote import push as send
+    from serai.runtime.errors import BadParameter
 
-    with reporting(as_json=as_json) as out, open_to_look(store) as opened:
-        moved = send(opened, FsspecPlace(url), opened.resolve(name))
+    with reporting(as_json=as_json) as out:
+        place = place_at(url)
+        with (open_to_change if move else open_to_look)(store) as opened:
+            node_id = opened.resolve(name)
+            session_id = opened.node(node_id).session_id
+            if move and opened.session_head(session_id) != node_id:
+                raise BadParameter(f"{name!r} is a point within session {session_id}; only a whole session is moved")
+            if move:
+                moved = hand_over(opened, session_id, node_id, PlacePeer(url, place))
+            else:
+                moved = send(opened, place, node_id)
+        hint = f"take it by its id: {session_id}" if move else f"fetch it by its id: {moved.node_id}"
         out.result(
-            asdict(moved) | {"url": url},
+            asdict(moved) | {"url": url, "session_id": session_id, "handed_over": move},
             f"sent {moved.parts:,} parts ({moved.parts_had:,} were there): {bytes_text(moved.bytes)}",
-            f"fetch it by its id: {moved.node_id}",
+            hint,
         )
 
 
 def pull(
-    node: Annotated[str, typer.Argument(metavar="ID", help="The id of a node, as push told it.")],
+    name: Annotated[
+        str, typer.Argument(metavar="ID", help="The id of a node, or with --take a session, as push told.")
+    ],
     url: Url,
+    take: Annotated[
+        bool, typer.Option("--take", help="Take over a session that was pushed with --move; it is used here then.")
+    ] = False,
     store: StoreFolder = None,
     as_json: Json = False,
 ) -> None:
     """Fetch a point that was pushed; only what is missing here. The store is made if there is none."""
-    from serai.checkpoints.remote import FsspecPlace
+    from serai.checkpoints.handover import PlacePeer
+    from serai.checkpoints.places import place_at
     from serai.checkpoints.remote import pull as fetch
 
     with reporting(as_json=as_json) as out:
-        place = FsspecPlace(url)
+        place = place_at(url)
         with open_to_change(store, create=True) as opened:
-            moved = fetch(opened, place, node)
-        out.result(asdict(moved) | {"url": url}, _came(moved))
+            moved = PlacePeer(url, place).take(opened, name) if take else fetch(opened, place, name)
+        out.result(asdict(moved) | {"url": url, "taken": take}, _came(moved))
+
+
+def settle(
+    name: Name,
+    take_back: Annotated[
+        bool,
+        typer.Option(
+            "--take-back", help="Own it here whatever the other side says: you know that nobody uses it there."
+        ),
+    ] = False,
+    store: StoreFolder = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Say who owns a session, after asking the other side of a move that was broken off."""
+    from serai.checkpoints.handover import settle as find_out
+    from serai.checkpoints.ownership import override_move, ownership
+
+    with reporting(as_json=as_json) as out, open_to_change(store) as opened:
+        session_id = opened.node(opened.resolve(name)).session_id
+        if take_back and not ownership(opened, session_id).may_be_used:
+            ask("Is it certain that nobody uses the session where it was moved to?", yes=yes)
+            owner = override_move(opened, session_id)
+        else:
+            owner = find_out(opened, session_id)
+        where = (
+            "it is owned here" if owner.may_be_used else f"it is {owner.status.value}, and its other side {owner.peer}"
+        )
+        out.result(
+            {"session_id": session_id, "status": owner.status.value, "epoch": owner.epoch, "peer": owner.peer},
+            f"{where} (epoch {owner.epoch})",
+        )
 
 
 def _came(moved: "Moved") -> str:

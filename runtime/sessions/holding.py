@@ -37,8 +37,8 @@ class Keeper:
         self.demotions = 0
         self.promotions = 0
 
-    async def find(self, name: str, *, as_is: bool = False) -> Stored:
-        return await self._journal.find(name, as_is=as_is)
+    async def find(self, name: str, *, as_is: bool = False, take_back: bool = False) -> Stored:
+        return await self._journal.find(name, as_is=as_is, take_back=take_back)
 
     async def rebuild(self, stored: Stored) -> State:
         """The state at a stored point: its nearest snapshot, and a replay of the token ids after that."""

@@ -15,7 +15,9 @@ import anyio
 import anyio.to_thread
 import numpy as np
 
+from serai.checkpoints.handover import require_owned
 from serai.checkpoints.nodes import NodeKind, NodeRecord
+from serai.checkpoints.ownership import override_move, ownership
 from serai.checkpoints.snapshot import Fingerprint, Snapshot, StateLayout
 from serai.checkpoints.store import Store
 from serai.runtime.errors import BadParameter, FormatUnknown, SessionGone, SnapshotCorrupt, SnapshotMissing
@@ -129,18 +131,19 @@ class Journal:
             state.release()
         return Point(node.id, node.session_id, node.position, report.raw_bytes, report.written_bytes, report.elapsed_s)
 
-    async def find(self, name: str, *, as_is: bool) -> Stored:
+    async def find(self, name: str, *, as_is: bool, take_back: bool = False) -> Stored:
         """Look up a node, session or tag and read the snapshot its state is to be rebuilt from.
 
-        Raises `SessionGone` or `ModelMismatch`. A snapshot of another build or SIMD path is used
-        only `as_is`; otherwise the token ids are replayed.
+        Raises `SessionGone`, `ModelMismatch`, or `NotOwner` at the end of a session that was moved away, unless a
+        person says to `take_back` what nobody else uses. A snapshot of another build or SIMD path is used only
+        `as_is`; otherwise the token ids are replayed.
         """
         store = self.store
         if store is None:
             raise BadParameter(
                 'resuming needs the store that holds the point; open the runtime with store="its/folder"'
             )
-        return await anyio.to_thread.run_sync(lambda: self._find(store, name, as_is=as_is))
+        return await anyio.to_thread.run_sync(lambda: self._find(store, name, as_is=as_is, take_back=take_back))
 
     async def snapshot(self, node_id: str) -> Snapshot | None:
         """The snapshot stored under a node, if it is of this model and build, whole and exact; None otherwise."""
@@ -176,16 +179,21 @@ class Journal:
                 found.append(StoredPrefix(node.namespace, bytes.fromhex(prefix), node.position, node.id))
         return found
 
-    def _find(self, store: Store, name: str, *, as_is: bool) -> Stored:
+    def _find(self, store: Store, name: str, *, as_is: bool, take_back: bool) -> Stored:
         node_id = store.resolve(name)
         path = store.path(node_id)
         node = path[-1]
+        is_head = store.session_head(node.session_id) == node_id
+        if is_head:  # what comes before its end is history, from which anybody may branch off
+            if take_back and not ownership(store, node.session_id).may_be_used:
+                override_move(store, node.session_id)
+            require_owned(store, node.session_id)
         timeline = timeline_of(path)
         snapshot, foreign = self._nearest(store, node_id, as_is=as_is)
         return Stored(
             path=tuple(path),
             timeline=timeline,
-            is_head=store.session_head(node.session_id) == node_id,
+            is_head=is_head,
             snapshot=snapshot,
             inexact=node.inexact or foreign,
         )

@@ -22,6 +22,7 @@ class Life(Enum):
     OPEN = "open"
     CLOSED = "closed"
     PAUSED = "paused"
+    MOVED = "moved"
 
 
 class LiveSession:
@@ -170,6 +171,10 @@ class LiveSession:
     def abandon(self) -> None:
         """End without writing anything down: what is not durable yet is lost."""
         self._end(Life.CLOSED)
+
+    def moved(self) -> None:
+        """End because the session is not owned here any more, or perhaps not."""
+        self._end(Life.MOVED)
 
     async def _leave(self) -> None:
         # A reader who was cancelled inside the block has not closed its stream, and must hear of that and nothing else.

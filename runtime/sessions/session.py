@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from os import PathLike, fspath
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from serai.runtime.sessions.generation import Generation
 from serai.runtime.sessions.holding import Holding
 from serai.runtime.sessions.journal import Point
 from serai.runtime.sessions.live import Life, LiveSession
+from serai.runtime.sessions.migration import migrate
 from serai.runtime.sessions.rate import Rate
 from serai.runtime.sessions.trail import Trail
 from serai.runtime.sessions.turns import Timeline
@@ -339,6 +341,18 @@ class Session(LiveSession):
             point = await self.record.save(await self.hot(), "pause")
         self._end(Life.PAUSED)
         return point
+
+    async def migrate(self, to: str | PathLike[str]) -> Point:
+        """Move the session to another store; when this returns it is owned there, and here no longer.
+
+        `to` is the folder of a store on this machine that nobody has open, where a runtime over that store resumes the
+        session; or the URL of a place (`file:///folder`, `s3://bucket/folder`), from which `Runtime.take` takes it.
+        Only what is missing there is sent. Wants the session idle, at a token boundary: while a reader holds a stream
+        open it raises `SessionBusy`, as every call does. If it fails the session stays open, as it was, unless the
+        other side can't be asked whether it has come (`NotOwner`): then it ends, in doubt, and `Runtime.resume` asks.
+        """
+        with self.use("migrate"):
+            return await migrate(self, self._services.journal, fspath(to))
 
     async def __aenter__(self) -> "Session":
         self._check_open()

@@ -71,8 +71,11 @@ def test_a_power_cut_takes_back_what_was_not_synced(tmp_path: Path) -> None:
         with (tmp_path / "new").open("wb", buffering=0) as file:
             file.write(b"3")
             unsynced.wrote(file.fileno())
+        unsynced.renaming("new", "renamed", folder, folder)
         (tmp_path / "new").rename(tmp_path / "renamed")
-        unsynced.renamed("new", "renamed", folder, folder)
+        (tmp_path / "other").write_bytes(b"4")
+        unsynced.renaming("other", "kept", folder, folder)
+        (tmp_path / "other").rename(tmp_path / "kept")
         unsynced.cut_power()
     finally:
         os.close(folder)

@@ -201,7 +201,6 @@ def test_what_cannot_be_moved_is_one_sentence_and_leaves_no_file(stored: Stored,
 
 
 def test_a_session_is_pushed_once_and_pulled_by_its_id(stored: Stored, tmp_path: Path) -> None:
-    pytest.importorskip("fsspec", reason="places far away need fsspec")
     place, there = str(tmp_path / "place"), tmp_path / "there"
     assert told(stored, "push", stored.session, place)["parts"] > 0
     assert told(stored, "push", stored.session, place)["parts"] == 0
@@ -260,3 +259,22 @@ def test_a_folder_that_is_no_store_is_named(command: list[str], tmp_path: Path) 
     assert kind == "StoreInvalid"
     assert str(tmp_path / "nothing") in message
     assert not (tmp_path / "nothing").exists()
+
+
+def test_a_session_changes_hands_and_back_is_a_persons_word(stored: Stored, tmp_path: Path) -> None:
+    place, there = f"file://{tmp_path}/place", tmp_path / "there"
+    assert "point within session" in refused(stored, "push", "start", place, "--move")[1]
+    assert told(stored, "settle", stored.session)["status"] == "owned"
+    moved = told(stored, "push", stored.session, place, "--move")
+    assert (moved["session_id"], moved["handed_over"]) == (stored.session, True)
+    assert told(stored, "settle", stored.session)["status"] == "moved"
+    assert refused(stored, "push", stored.session, place, "--move")[0] == "NotOwner"
+    assert told(there, "pull", stored.session, place, "--take")["taken"]
+    assert told(there, "settle", stored.session) | {"peer": ""} == {
+        "session_id": stored.session,
+        "status": "owned",
+        "epoch": 2,
+        "peer": "",
+    }
+    assert refused(tmp_path / "elsewhere", "pull", stored.session, place, "--take")[0] == "NotOwner"
+    assert told(stored, "settle", stored.session, "--take-back", "--yes")["status"] == "owned"

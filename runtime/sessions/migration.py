@@ -1,0 +1,56 @@
+"""Moving a session to another store, or to a place from which another runtime takes it; see `checkpoints.handover`.
+
+What costs time, the state, goes while the session is still owned here and is sent only as far as it is missing there.
+Then ownership changes hands in a few small writes, which a cancelled caller waits for.
+"""
+
+from typing import TYPE_CHECKING
+
+from serai.checkpoints.handover import PlacePeer, hand_over, peer_at
+from serai.checkpoints.ownership import ownership
+from serai.checkpoints.store import Store
+from serai.runtime.errors import BadParameter, SeraiError
+from serai.runtime.sessions.journal import Journal, Point
+from serai.runtime.to_the_end import in_thread_to_the_end
+
+if TYPE_CHECKING:
+    from serai.runtime.sessions.session import Session
+
+
+async def migrate(session: "Session", journal: Journal, target: str) -> Point:
+    """What `Session.migrate` does, for a session held by that call; it has ended unless it is owned here as before."""
+    store = _need(journal)
+    peer = peer_at(target)
+    session.record.settled(session.timeline)
+    point = await session.record.save(await session.hot(), "migrate")
+    try:
+        await in_thread_to_the_end(lambda: hand_over(store, session.id, point.id, peer))
+    finally:
+        if not await in_thread_to_the_end(lambda: _is_owned(store, session.id)):
+            session.moved()
+    return point
+
+
+def _is_owned(store: Store, session_id: str) -> bool:
+    try:
+        return ownership(store, session_id).may_be_used
+    except SeraiError:
+        return False  # what can't be read can't be claimed
+
+
+async def take(journal: Journal, session_id: str, source: str) -> None:
+    """Fetch a session that was moved to the place `source` and own it from now on."""
+    store = _need(journal)
+    peer = peer_at(source)
+    if not isinstance(peer, PlacePeer):
+        raise BadParameter(
+            f"{source!r} is no place to take a session from; name one by its URL, such as file:///folder or "
+            "s3://bucket/folder (a session moved to a store's folder is resumed by a runtime over that store)"
+        )
+    await in_thread_to_the_end(lambda: peer.take(store, session_id))
+
+
+def _need(journal: Journal) -> Store:
+    if journal.store is None:
+        raise BadParameter('moving a session needs a store here too; open the runtime with store="some/folder"')
+    return journal.store

@@ -1,0 +1,172 @@
+"""`Session.migrate`: between runtimes, stores, places and processes, with kills at every step."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from serai.checkpoints import Store
+from serai.checkpoints.ownership import OwnerStatus, ownership
+from serai.runtime import SamplingParams
+from serai.runtime.errors import (
+    BadParameter,
+    NotOwner,
+    PlaceUnknown,
+    SessionBusy,
+    SessionClosed,
+    SessionGone,
+    StoreBusy,
+)
+from tests.runtime.fake_runtime import fake_runtime
+
+pytestmark = pytest.mark.anyio
+SAMPLED = SamplingParams(temperature=0.9, seed=11, max_tokens=12, repetition_penalty=1.3, ignore_eos=True)
+
+
+async def test_a_session_moves_to_another_store_and_goes_on_alike(tmp_path: Path) -> None:
+    async with fake_runtime(store=tmp_path / "here") as rt:
+        session = await rt.session(label="traveller")
+        await session.append([1, 2, 3, 4, 5])
+        await session.generate(SAMPLED).collect()
+        before = await session.pause()
+        session, other = await rt.resume(before), await rt.resume(before)  # which branch off alike
+        expected = (await other.generate(SAMPLED).collect()).tokens
+        point = await session.migrate(tmp_path / "there")
+        assert point.position == session.position
+        with pytest.raises(SessionClosed, match="moved"):
+            await session.append([1])
+        for name in (session.id, point.id):
+            with pytest.raises(NotOwner, match="was moved to"):
+                await rt.resume(name)
+        await other.append([7])  # a branch is a session of its own, and stays
+    async with fake_runtime(store=tmp_path / "there") as rt:
+        session = await rt.resume(session.id)
+        assert session.label == "traveller"
+        assert (await session.generate(SAMPLED).collect()).tokens == expected
+
+
+async def test_a_session_moves_between_running_runtimes_through_a_place(tmp_path: Path) -> None:
+    place = f"file://{tmp_path}/place"
+    async with fake_runtime(store=tmp_path / "here") as here, fake_runtime(store=tmp_path / "there") as there:
+        session = await here.session()
+        await session.append([1, 2, 3, 4, 5])
+        tokens = session.tokens().tolist()
+        with pytest.raises(SessionGone):
+            await there.take(session.id, place)
+        await session.migrate(place)
+        with pytest.raises(NotOwner, match="was moved to"):
+            await here.resume(session.id)
+        came = await there.take(session.id, place)
+        assert came.id == session.id
+        assert came.tokens().tolist() == tokens
+        with pytest.raises(NotOwner, match="has taken it"):
+            await here.take(session.id, place)
+        await came.append([6])
+        await came.migrate(place)
+        back = await here.take(session.id, place)
+        assert back.tokens().tolist() == [*tokens, 6]
+
+
+async def test_what_can_not_be_moved_stays_as_it_was(tmp_path: Path) -> None:
+    async with fake_runtime(store=tmp_path / "here") as rt, fake_runtime(store=tmp_path / "there"):
+        session = await rt.session()
+        await session.append([1, 2, 3])
+        with pytest.raises(StoreBusy):
+            await session.migrate(tmp_path / "there")  # a running runtime has it open
+        with pytest.raises(PlaceUnknown, match="a server takes no sessions in"):
+            await session.migrate("http://127.0.0.1:8000")
+        with pytest.raises(BadParameter, match="no place to take a session from"):
+            await rt.take(session.id, str(tmp_path / "there"))
+        stream = session.generate(SAMPLED)
+        await anext(stream)
+        with pytest.raises(SessionBusy):
+            await session.migrate(tmp_path / "elsewhere")
+        await stream.aclose()
+        await session.append([4])
+        await session.migrate(tmp_path / "elsewhere")  # between two tokens of what was being generated
+    async with fake_runtime(store=tmp_path / "elsewhere") as rt:
+        assert (await rt.resume(session.id)).position == 5
+    async with fake_runtime() as rt:
+        session = await rt.session()
+        with pytest.raises(BadParameter, match="needs a store here too"):
+            await session.migrate(tmp_path / "elsewhere")
+
+
+async def test_a_person_takes_back_what_will_not_be_used_elsewhere(tmp_path: Path) -> None:
+    async with fake_runtime(store=tmp_path / "here") as rt:
+        session = await rt.session()
+        await session.append([1, 2, 3])
+        await session.migrate(f"file://{tmp_path}/place")
+        with pytest.raises(NotOwner, match="--take-back"):
+            await rt.resume(session.id)
+        again = await rt.resume(session.id, take_back=True)
+        assert again.id == session.id
+        await again.append([4])
+
+
+async def test_a_cancelled_move_is_done_or_was_never_begun(tmp_path: Path) -> None:
+    async with fake_runtime(store=tmp_path / "here") as rt:
+        session = await rt.session()
+        await session.append([1, 2, 3])
+        with anyio.move_on_after(0) as scope:
+            await session.migrate(tmp_path / "there")
+        assert scope.cancelled_caught
+        if session.is_open:
+            await session.migrate(tmp_path / "there")
+    async with fake_runtime(store=tmp_path / "there") as rt:
+        assert (await rt.resume(session.id)).position == 3
+
+
+STEPS = ("receive", "begin_move", "accept", "finish_move")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("kind", ["store", "place"])
+async def test_killed_at_any_step_one_of_two_processes_goes_on(tmp_path: Path, kind: str, step: str, when: str) -> None:
+    """A process that migrates is killed; another waits for the session, and a third is the first one restarted."""
+    target = str(tmp_path / "there") if kind == "store" else f"file://{tmp_path}/place"
+    command = [
+        sys.executable,
+        "-m",
+        "tests.runtime.sessions.migrate_and_die",
+        str(tmp_path / "here"),
+        target,
+        step,
+        when,
+    ]
+    died = await anyio.run_process(command, check=False)
+    assert died.returncode == -signal.SIGKILL
+    said = json.loads(died.stdout)
+    session_id, tokens, expected = said["session"], said["tokens"], said["expected"]
+
+    went_on = []
+    async with fake_runtime(store=tmp_path / "there") as there:
+        if kind == "place":
+            try:
+                session = await there.take(session_id, target)
+            except (SessionGone, NotOwner):
+                pass
+            else:
+                went_on.append(list((await session.generate(SAMPLED).collect()).tokens))
+    if kind == "store":
+        with Store.open(str(tmp_path / "there")) as opened:
+            arrived = ownership(opened, session_id).epoch == 1
+        if arrived:
+            async with fake_runtime(store=tmp_path / "there") as there:
+                session = await there.resume(session_id)
+                went_on.append(list((await session.generate(SAMPLED).collect()).tokens))
+    async with fake_runtime(store=tmp_path / "here") as here:
+        try:
+            session = await here.resume(session_id)
+        except NotOwner as error:
+            assert "was moved to" in str(error)  # noqa: PT017 - the other process has it then
+        else:
+            assert session.tokens().tolist() == tokens
+            went_on.append(list((await session.generate(SAMPLED).collect()).tokens))
+    assert went_on == [expected]
+    with Store.open(str(tmp_path / "here")) as opened:
+        assert ownership(opened, session_id).status in (OwnerStatus.OWNED, OwnerStatus.MOVED)
