@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from serai.runtime import Chat, Runtime, SamplingParams, open_runtime
+from serai.runtime.bench import recall_facts
 from serai.runtime.opening import Opening
 
 FOLDER = Path(".demo")
@@ -26,30 +27,24 @@ FACTS = {
     "What is the home of Paula?": ("The home of Paula is Naples.", "Naples"),
     "What is the place of the blue lamp?": ("The place of the blue lamp is the cellar.", "the cellar"),
 }
-DEEDS = (
-    "The cook laughed and went home",
-    "The mayor closed the shutters",
-    "The young woman read a letter",
-    "The crowd watched the rain",
-    "The tired traveller looked at the sky",
-)
-TIMES = ("at noon", "in the morning", "before sunrise", "last week", "on the first day")
 CORRECTED = "What is the code of the red box?"
 CORRECTION = "Correction: the code of the red box is 9035, not 4172."
 NEW_VALUE = "9035"
 
 
 def notebook(rt: Runtime) -> str:
-    """The facts, far apart, among everyday sentences; about NOTEBOOK_TOKENS long."""
+    """The three facts, far apart, among a hundred others and everyday sentences; about NOTEBOOK_TOKENS long."""
     rng = random.Random(7)
-    filler: list[str] = []
+    taken = {("code", "the red box"), ("home", "Paula"), ("place", "the blue lamp")}
+    sentences: list[str] = []
     length = 0
     while length < NOTEBOOK_TOKENS:
-        filler.append(f"{rng.choice(DEEDS)} {rng.choice(TIMES)}.")
-        length += len(rt.tokenizer.encode(filler[-1])) if rt.tokenizer else 10
+        other = rng.random() < 0.5
+        sentences.append(recall_facts.random_fact(rng, taken).statement() if other else recall_facts.filler(rng))
+        length += len(rt.tokenizer.encode(" " + sentences[-1])) if rt.tokenizer else 10
     for place, (sentence, _) in zip((0.1, 0.4, 0.6), FACTS.values(), strict=True):
-        filler.insert(int(place * len(filler)), sentence)
-    return " ".join(filler)
+        sentences.insert(int(place * len(sentences)), sentence)
+    return " ".join(sentences)
 
 
 async def ask(chat: Chat, question: str) -> str:

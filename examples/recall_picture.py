@@ -6,6 +6,7 @@ python examples/recall_picture.py recall.json examples/pictures/recall.png     #
 
 import json
 import sys
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,11 @@ TASKS = {
     "absent": "never told: says so",
     "count": "how many things are on a list",
 }
-DAMAGE = {"KDA zeroed": "recall, KDA state zeroed", "latents dropped": "recall, latents dropped"}
+DAMAGE = {
+    "KDA zeroed": "recall, KDA state zeroed",
+    "KDA zeroed before the question": "recall, KDA state zeroed before the question",
+    "latents dropped": "recall, latents dropped",
+}
 READER = "fast"
 """The default precision, whose figures README states."""
 
@@ -45,7 +50,7 @@ def lines(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
 
 def draw(report: dict[str, Any], to: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(8, 4.2), layout="constrained")
-    marks = iter("osD^vP*X")
+    marks = cycle("osD^vP*X")
     distances: set[int] = set()
     for label, points in lines(report["table"]).items():
         damaged = label in DAMAGE.values()

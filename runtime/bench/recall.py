@@ -2,8 +2,9 @@
 
 Every case is a conversation that ends in a question (`recall_cases.py`). A case is right when the likeliest token, one
 after the other, writes exactly the expected sentence. To show where the memory is, some are asked again after one kind
-of it has been taken away from the state as it was before the question: the KDA matrices set to zero, or the latents of
-all but the first tokens dropped. The question itself is then read with both.
+of it has been taken away from the state when the answer is due: the KDA matrices set to zero, or the latents of all but
+the first tokens dropped. What is lost with the KDA matrices then is the question as well as the notebook, so they are
+also zeroed before the question, which is then read with both.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,10 +30,11 @@ LEFT_LATENTS = 4
 
 
 class Memory(Enum):
-    """What is left of the state when the question comes."""
+    """What is left of the state when the answer is due."""
 
     WHOLE = "whole"
     NO_KDA = "KDA zeroed"
+    NO_KDA_OF_NOTEBOOK = "KDA zeroed before the question"
     NO_LATENTS = "latents dropped"
 
 
@@ -177,6 +179,7 @@ def _claims(scores: Sequence[Score]) -> list[Claim]:
         "recall_4k": of(Memory.WHOLE, "recall", FAR),
         "recall_corrected": of(Memory.WHOLE, "corrected"),
         "recall_1k_without_kda": of(Memory.NO_KDA, "recall", 1024),
+        "recall_1k_without_kda_of_notebook": of(Memory.NO_KDA_OF_NOTEBOOK, "recall", 1024),
         "recall_1k_without_latents": of(Memory.NO_LATENTS, "recall", 1024),
     }
     claims = []
@@ -228,10 +231,12 @@ class Student:
         the same as greedy decoding writing just this sentence.
         """
         stepper, chat = self._stepper, self._chat
-        state = stepper.run(case.prompt[: case.memory_tokens])
+        # The last token of the prompt is read after the damage: the logits of before would still know the answer.
+        cut = case.memory_tokens if memory is Memory.NO_KDA_OF_NOTEBOOK else len(case.prompt) - 1
+        state = stepper.run(case.prompt[:cut])
         if memory is not Memory.WHOLE:
             state = self._without(state, memory)
-        state = stepper.run(case.prompt[case.memory_tokens :], after=state)
+        state = stepper.run(case.prompt[cut:], after=state)
         answer = chat.tokenizer.encode(case.answer)
         right = []
         for token in [*answer, chat.tokenizer.token_id(CLOSE)]:
@@ -269,7 +274,7 @@ def damaged(snapshot: Snapshot, memory: Memory) -> Snapshot:
     match memory:
         case Memory.WHOLE:
             return snapshot
-        case Memory.NO_KDA:
+        case Memory.NO_KDA | Memory.NO_KDA_OF_NOTEBOOK:
             return replace(snapshot, kda=np.zeros_like(snapshot.kda))
         case Memory.NO_LATENTS:
             rows = min(LEFT_LATENTS, snapshot.position)

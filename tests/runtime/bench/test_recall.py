@@ -84,12 +84,25 @@ def test_the_nano_model_is_judged_as_greedy_decoding_would_judge_it(chat: ChatFo
             wrote_it = text_of(written, chat) == case.answer + "<|close|>"
             student = Student(stepper, chat)
             assert student.answers(case)[0] is wrote_it
-            for memory in (Memory.NO_KDA, Memory.NO_LATENTS):
-                student.answers(case, memory)
         assert stepper.pool.live_bytes == 0
         loaded.model.close()
     finally:
         found.files.close()
+
+
+def test_without_either_kind_of_memory_the_answers_are_lost(chat: ChatFormat) -> None:
+    """Whoever has lost the KDA matrices or the latents when the answer is due does clearly worse: both are used."""
+    found = find_model("nano")
+    try:
+        loaded = load_model(found, Precision.FAST, max_rows=256)
+        student = Student(Stepper(loaded, StatePool(loaded.layout)), chat)
+        some = cases("recall", 1024, 12, chat)
+        right = {memory: sum(student.answers(case, memory)[0] for case in some) for memory in Memory}
+        loaded.model.close()
+    finally:
+        found.files.close()
+    assert right[Memory.WHOLE] >= 10
+    assert max(right[Memory.NO_KDA], right[Memory.NO_LATENTS]) <= 6
 
 
 def test_the_claims_stand_beside_chance_and_name_what_was_not_asked() -> None:
