@@ -45,6 +45,7 @@ class _Request:
     draws: tuple[Draw, ...]
     prefill: bool
     reservation: Reservation
+    weight: float
     done: anyio.Event = field(default_factory=anyio.Event)
     fed: int = 0
     drawn: tuple[Sampled, ...] = ()
@@ -73,6 +74,7 @@ class Driver:
         self._refusal: SeraiError | None = None
         self._in_flight: dict[int, _Request] = {}
         self._abort = AbortFlag()
+        self._row_s = 0.0
 
     async def advance(
         self,
@@ -83,13 +85,14 @@ class Driver:
         *,
         prefill: bool = False,
         going_on: bool | None = None,
+        weight: float = 1.0,
     ) -> tuple[State, tuple[Sampled, ...]]:
         """Feed `tokens` (int32 `[n]`, n may be 0) after `state`, then draw when asked to.
 
         `state` stays the caller's; the state given back is a new reference the caller owns. On any error, and on
         cancellation, there is no new state and everything taken meanwhile is given back. A prompt (`prefill`) may be
         fed in several steps; everything else is fed in one. `going_on` (everything that is no prompt) goes before those
-        that have not begun, when memory is short.
+        that have not begun, when memory is short. `weight` is what its rows are shared out by (`scheduler.weight_of`).
 
         With several `draws` the last `len(draws) - 1` tokens are guesses (see `Segment`). When one was wrong, fewer
         tokens come back than draws went in, nothing has been fed, and the state given back is `state` again.
@@ -104,7 +107,8 @@ class Driver:
                 going_on=not prefill if going_on is None else going_on,
             )
             try:
-                return await self._advance(_Request(workflow, state.retain(), tokens, draws, prefill, reservation))
+                request = _Request(workflow, state.retain(), tokens, draws, prefill, reservation, weight)
+                return await self._advance(request)
             finally:
                 reservation.close()
         finally:
@@ -139,8 +143,12 @@ class Driver:
 
     @property
     def served(self) -> Mapping[str, float]:
-        """Each workflow's virtual time, in rows."""
+        """Each workflow's virtual time, in rows over weight."""
         return self._served
+
+    def reading_s(self, tokens: int) -> float:
+        """Seconds that reading so many tokens takes at the speed of the latest whole steps; 0 before there was one."""
+        return tokens * self._row_s
 
     @property
     def is_stepping(self) -> bool:
@@ -179,6 +187,7 @@ class Driver:
             if not self._waiting:
                 self._work = anyio.Event()
             return
+        began_s = anyio.current_time()
         try:
             result = await self._thread.call(self.engine.step, StepPlan(tuple(segments), self._abort))
         except Exception as error:  # noqa: BLE001  # whatever broke, everybody who waits must hear of it
@@ -192,8 +201,15 @@ class Driver:
                 self._abandon(request)
         else:
             self.counters.steps += 1
+            self._note_speed(segments, anyio.current_time() - began_s)
             for (key, request), segment, outcome in zip(in_flight.items(), segments, result.segments, strict=True):
                 self._apply(key, request, segment, outcome)
+
+    def _note_speed(self, segments: list[Segment], took_s: float) -> None:
+        rows = sum(len(segment.tokens) for segment in segments)
+        if rows == self.limits.step_rows:  # smaller steps read more slowly than a long prompt is read
+            row_s = took_s / rows
+            self._row_s = row_s if self._row_s == 0.0 else self._row_s + 0.2 * (row_s - self._row_s)
 
     def _assemble(self) -> list[Segment]:
         """The next step's segments, in the order of `_in_flight`."""
@@ -204,6 +220,7 @@ class Driver:
                 served=self._served.get(request.workflow, 0.0),
                 decoding=not request.prefill,
                 workflow=request.workflow,
+                weight=request.weight,
             )
             for key, request in self._waiting.items()
         ]
@@ -228,7 +245,7 @@ class Driver:
 
     def _apply(self, key: int, request: _Request, segment: Segment, outcome: SegmentResult) -> None:
         rows = len(segment.tokens)
-        self._served[request.workflow] = self._served.get(request.workflow, 0.0) + max(rows, 1)
+        self._served[request.workflow] = self._served.get(request.workflow, 0.0) + max(rows, 1) / request.weight
         if request.prefill:
             self.counters.prefilled_tokens += rows
         else:

@@ -28,6 +28,7 @@ __all__ = [
     "BadParameter",
     "BudgetTooSmall",
     "ConfigInvalid",
+    "DeadlineMissed",
     "EngineFailed",
     "FormatUnknown",
     "GrammarFailed",
@@ -125,6 +126,22 @@ class WaitedTooLong(SeraiError):
             f"{needed_bytes:,} bytes did not become free within {waited_s:g} s ({free_bytes:,} are); pause or close a "
             "session, or open the runtime with a larger budget or with a store to move idle sessions to"
         )
+
+
+class DeadlineMissed(SeraiError):
+    """A call passed its deadline, or could be seen not to meet it; the session stays as it was.
+
+    Attributes: `left_s`, the seconds that were left; `needed_s`, those it would take, or None when time had passed.
+    """
+
+    def __init__(self, *, what: str, left_s: float, needed_s: float | None = None) -> None:
+        self.left_s = left_s
+        self.needed_s = needed_s
+        if needed_s is None:
+            reason = f"was not done {left_s:g} s after it was asked for, which was its deadline"
+        else:
+            reason = f"would take about {needed_s:.1f} s at the present speed, and its deadline leaves {left_s:.1f} s"
+        super().__init__(f"{what} {reason}; the session stays as it was, so ask again with more time")
 
 
 class PromptTooLong(SeraiError):

@@ -86,8 +86,12 @@ class Runtime:
         """What the engine has done so far; the object stays current."""
         return self._services.driver.counters
 
-    async def session(self, *, namespace: str = "", label: str = "") -> Session:
-        """A new, empty session. Raises `NameInvalid` for what can't be a namespace or label."""
+    async def session(self, *, namespace: str = "", label: str = "", priority: int = 0) -> Session:
+        """A new, empty session. Raises `NameInvalid` for what can't be a namespace or label.
+
+        `priority` from -4 to 4 shares out the engine while several want it: each is worth twice the rows of the one
+        below, and none waits for ever.
+        """
         self._check_open()
         check_text(namespace, "namespace", may_be_empty=True)
         check_text(label, "label", may_be_empty=True)
@@ -98,6 +102,7 @@ class Runtime:
             holding=Holding(self._services.keeper, self._services.pool.empty(), 0),
             namespace=namespace,
             label=label,
+            priority=priority,
         )
         session.record.started(session.timeline, NodeKind.ROOT)
         try:

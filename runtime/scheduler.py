@@ -3,14 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from serai.runtime.errors import BadParameter
+
+HIGHEST_PRIORITY = 4
+"""Priorities go from minus this to this. Each is worth twice the rows of the one below."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ready:
     """A request that could run now.
 
     `tokens` are those it still has to feed (0 when it only draws from logits it already has); `served` is its
-    workflow's virtual time, in rows; `key` tells requests apart and orders equals by arrival. One that is `decoding` is
-    fed whole.
+    workflow's virtual time, in rows over weight; `key` tells requests apart and orders equals by arrival. One that is
+    `decoding` is fed whole. `weight` is what its rows are shared out by.
     """
 
     key: int
@@ -18,6 +23,7 @@ class Ready:
     served: float
     decoding: bool
     workflow: str = ""
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,52 +46,70 @@ class Share:
     tokens: int
 
 
+def weight_of(priority: int) -> float:
+    """The weight of a priority: 1 for 0, and twice that of the one below. Raises `BadParameter` outside the range."""
+    if not -HIGHEST_PRIORITY <= priority <= HIGHEST_PRIORITY:
+        raise BadParameter(
+            f"priority is {priority}, but must be from {-HIGHEST_PRIORITY} to {HIGHEST_PRIORITY} (0 is the usual one)"
+        )
+    return 2.0**priority
+
+
 def plan(ready: Sequence[Ready], limits: Limits) -> tuple[Share, ...]:
     """Share one step among the requests.
 
-    Those that are decoding go first, the least served first. What is left is shared evenly among the workflows that
-    have prompts, and each one's part among its prompts: a parent with twenty forks gets what its neighbour gets, and a
-    short prompt behind a long one is not kept waiting for all of it. Every request that is ready is reached after
-    a bounded number of steps, because serving a request raises its virtual time.
+    Those that are decoding go first, the least served first, but leave waiting prompts their bounded part. What is left
+    is shared among the workflows that have prompts, by weight, and each one's part among its prompts: a parent with
+    twenty forks gets what its neighbour gets, and a short prompt behind a long one is not kept waiting for all of it.
+    Every request that is ready is reached after a bounded number of steps: serving a request raises its workflow's
+    virtual time, the slower the higher its weight, and what a step's division leaves over goes to the least served.
     """
     order = sorted(ready, key=lambda one: (one.served, one.key))
     shares: list[Share] = []
+    prompts = [one for one in order if not one.decoding]
+    beside = min(limits.prefill_rows_beside_decode, sum(one.tokens for one in prompts), limits.step_rows // 2)
     rows = limits.step_rows
     decoding = False
     for one in order:
-        if one.decoding and rows >= one.tokens:
+        # The least served is fed whole in any case: what it wants may be more than prompts leave.
+        if one.decoding and one.tokens <= (rows - beside if decoding else rows):
             shares.append(Share(one.key, one.tokens))
             rows -= one.tokens
             decoding = decoding or one.tokens > 0
     if decoding:
         rows = min(rows, limits.prefill_rows_beside_decode)
     flows: dict[str, list[Ready]] = {}
-    for one in order:
-        if not one.decoding:
-            flows.setdefault(one.workflow, []).append(one)
-    for members, part in zip(flows.values(), _evenly([_tokens(flow) for flow in flows.values()], rows), strict=True):
-        for one, tokens in zip(members, _evenly([one.tokens for one in members], part), strict=True):
+    for one in prompts:
+        flows.setdefault(one.workflow, []).append(one)
+    wanted = [sum(one.tokens for one in flow) for flow in flows.values()]
+    weights = [max(one.weight for one in flow) for flow in flows.values()]
+    for members, part in zip(flows.values(), _shared(wanted, weights, rows), strict=True):
+        given = _shared([one.tokens for one in members], [one.weight for one in members], part)
+        for one, tokens in zip(members, given, strict=True):
             if tokens or not one.tokens:
                 shares.append(Share(one.key, tokens))
     return tuple(shares)
 
 
-def _tokens(flow: Sequence[Ready]) -> int:
-    return sum(one.tokens for one in flow)
+def _shared(wanted: Sequence[int], weights: Sequence[float], rows: int) -> list[int]:
+    """Rows for each: as many as wanted, or a part by weight of what those who want less leave; the first get the rest.
 
-
-def _evenly(wanted: Sequence[int], rows: int) -> list[int]:
-    """Rows for each: as many as wanted, or an equal part of what those who want less leave; the first get the rest."""
-    level = 0
-    for count, want in enumerate(sorted(wanted)):
-        level = rows // (len(wanted) - count)
-        if want > level:
+    Weights are powers of two, so their sums are exact.
+    """
+    given = [0] * len(wanted)
+    left, total = rows, sum(weights)
+    order = sorted(range(len(wanted)), key=lambda index: wanted[index] / weights[index])
+    for done, index in enumerate(order):
+        if wanted[index] * total > left * weights[index]:
+            for other in order[done:]:
+                given[other] = int(left * weights[other] / total)
             break
-        rows -= want
-    given = [min(want, level) for want in wanted]
-    rows -= sum(level for want in wanted if want > level)
+        given[index] = wanted[index]
+        left -= wanted[index]
+        total -= weights[index]
+    left = rows - sum(given)
     for index, want in enumerate(wanted):
-        if rows and given[index] < want:
+        if left and given[index] < want:
             given[index] += 1
-            rows -= 1
+            left -= 1
     return given

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+import anyio
 import numpy as np
 
 from serai.runtime.errors import BadParameter, OutOfBudget, SeraiError
@@ -14,6 +15,7 @@ from serai.runtime.sampling.guessing import Guesser
 from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.sampling.random import fresh_seed
 from serai.runtime.sampling.sample import Sampled, TokenCounts
+from serai.runtime.sessions.deadline import Deadline
 from serai.runtime.state import State
 from serai.runtime.step import Draw
 from serai.runtime.text.text_stream import TextStream
@@ -34,6 +36,8 @@ class FinishReason(Enum):
     """The reader left."""
     BUDGET = "budget"
     """No memory was left to go on; the session stays resumable."""
+    DEADLINE = "deadline"
+    """Its time was over; the session holds what was handed out."""
     ERROR = "error"
 
 
@@ -74,7 +78,14 @@ class Generation:
     """
 
     def __init__(
-        self, session: "Session", services: "Services", params: SamplingParams, grammar: Grammar | None = None
+        self,
+        session: "Session",
+        services: "Services",
+        params: SamplingParams,
+        grammar: Grammar | None = None,
+        *,
+        weight: float = 1.0,
+        deadline: Deadline | None = None,
     ) -> None:
         params.check_vocabulary(services.vocab_size)
         if grammar is not None and grammar.vocab_size != services.vocab_size:
@@ -87,6 +98,8 @@ class Generation:
         self._session = session
         self._services = services
         self._params = params
+        self._weight = weight
+        self._deadline = deadline
         self._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else services.stop_ids)
         self._begun = False
         self._count = 0
@@ -173,7 +186,9 @@ class Generation:
 
     async def _step(self) -> Token:
         while not self._batch:
-            await self._advance()
+            if not await self._advance_in_time():
+                await self._end(FinishReason.DEADLINE)
+                raise StopAsyncIteration
         token = self._batch.popleft()
         if self._batch:
             self._session.lagged(token.id)
@@ -187,6 +202,17 @@ class Generation:
             await self._end(token.finish_reason)
         return token
 
+    async def _advance_in_time(self) -> bool:
+        """`_advance`; False when the deadline has passed, or passes meanwhile."""
+        if self._deadline is None:
+            await self._advance()
+            return True
+        if self._deadline.left_s > 0:
+            with anyio.CancelScope(deadline=self._deadline.at_s):
+                await self._advance()
+                return True
+        return False
+
     async def _advance(self) -> None:
         """Read back the known tokens, with guesses after them; then a batch is ready, or more is known than before."""
         session, driver = self._session, self._services.driver
@@ -198,6 +224,7 @@ class Generation:
                     await session.hot(),
                     np.zeros(0, np.int32),
                     (self._draw_at(session.position, self._written),),
+                    weight=self._weight,
                 )
                 unchanged.release()
             self._look_at(self._drawn)
@@ -214,7 +241,9 @@ class Generation:
                 self._draw_at(last.position + 1, self._written),
                 *(self._draw_at(last.position + 2 + index) for index in range(len(guesses))),
             )
-        state, drawn = await driver.advance(session.workflow, await session.hot(), np.array(ids, np.int32), draws)
+        state, drawn = await driver.advance(
+            session.workflow, await session.hot(), np.array(ids, np.int32), draws, weight=self._weight
+        )
         if guesses and not certain and self._guesser is not None:
             self._guesser.was_right(len(drawn) - 1)
         if len(drawn) == len(draws):

@@ -17,13 +17,15 @@ from serai.runtime.errors import (
 )
 from serai.runtime.sampling.grammar import Grammar
 from serai.runtime.sampling.params import SamplingParams
+from serai.runtime.scheduler import weight_of
 from serai.runtime.services import Services
 from serai.runtime.sessions.contents import Appended, token_ids
+from serai.runtime.sessions.deadline import Deadline, met
+from serai.runtime.sessions.durable import DurableSession
 from serai.runtime.sessions.events import EventKind
 from serai.runtime.sessions.generation import Generation
 from serai.runtime.sessions.holding import Holding
 from serai.runtime.sessions.journal import Point
-from serai.runtime.sessions.live import Life, LiveSession
 from serai.runtime.sessions.migration import migrate
 from serai.runtime.sessions.rate import Rate
 from serai.runtime.sessions.trail import Trail
@@ -32,7 +34,7 @@ from serai.runtime.state import State
 from serai.runtime.status import SessionStatus
 
 
-class Session(LiveSession):
+class Session(DurableSession):
     """One timeline. Made by `Runtime.session`, `Runtime.resume` and `Session.fork`; never directly.
 
     One call at a time: a second one meanwhile raises `SessionBusy`. Forking is always allowed and takes the last
@@ -52,31 +54,26 @@ class Session(LiveSession):
         parent: str | None = None,
         inexact: bool = False,
         append_metadata: Mapping[str, Any] | None = None,
+        priority: int = 0,
     ) -> None:
+        weight_of(priority)  # raises for what is none
         super().__init__(
-            services, session_id=session_id, holding=holding, namespace=namespace, label=label, workflow=workflow
+            services,
+            session_id=session_id,
+            timeline=timeline,
+            holding=holding,
+            namespace=namespace,
+            label=label,
+            workflow=workflow,
+            append_metadata=append_metadata,
         )
         self.parent = parent
         self.inexact = inexact
-        self.append_metadata: Mapping[str, Any] = append_metadata or {}
-        self._timeline = timeline
+        self.priority = priority
         self._rate = Rate()
         self._trail = Trail(services, session_id=session_id, namespace=namespace, workflow=self.workflow)
         services.live[session_id] = self
         services.events.tell(EventKind.OPENED, session_id, label)
-
-    @property
-    def turn(self) -> int:
-        """The present turn's index, from 0."""
-        return self._timeline.turn.index
-
-    @property
-    def timeline(self) -> Timeline:
-        return self._timeline
-
-    def tokens(self) -> NDArray[np.int32]:
-        """All token ids read so far, int32 `[position]`."""
-        return self._timeline.ids()
 
     def text(self) -> str:
         """The timeline as text; control tokens are left out."""
@@ -92,15 +89,25 @@ class Session(LiveSession):
             return copy
 
     async def append(
-        self, content: str | Sequence[int] | NDArray[np.integer], *, metadata: Mapping[str, Any] | None = None
+        self,
+        content: str | Sequence[int] | NDArray[np.integer],
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        priority: int | None = None,
+        deadline_s: float | None = None,
     ) -> Appended:
         """Read text or token ids. Their ids are durable when this returns (with a store), and `metadata`, a JSON
         object of the caller's, with them: `append_metadata` gives it back, after a resume too.
 
+        `priority` is the session's unless given. An append that has not ended `deadline_s` seconds from now, or is seen
+        not to, raises `DeadlineMissed`.
+
         All or nothing: on an error or cancellation the session is what it was before. Raises `PromptTooLong` before
         any work.
         """
-        with self.use("append"):
+        weight = weight_of(self.priority if priority is None else priority)
+        deadline = Deadline.after(deadline_s)
+        with self.use("append"), met(deadline, "append"):
             ids = await token_ids(content, self._services.tokenizer, self._services.vocab_size)
             if len(ids) == 0:
                 return Appended(0, 0, 0, self.position)
@@ -110,9 +117,9 @@ class Session(LiveSession):
                 )
             first, own = self.position == 0, await self.hot()
             if self._leaves_states:
-                state, reused = await self._trail.read(own, self._timeline, ids)
+                state, reused = await self._trail.read(own, self._timeline, ids, weight=weight, deadline=deadline)
             else:
-                state, _ = await self._services.driver.advance(self.workflow, own, ids, prefill=True)
+                state, _ = await self._services.driver.advance(self.workflow, own, ids, prefill=True, weight=weight)
                 reused = 0
             async with self._undone_unless_durable(own):
                 self._holding.become(state)
@@ -145,22 +152,26 @@ class Session(LiveSession):
         finally:
             before.release()
 
-    def generate(self, params: SamplingParams | None = None, *, grammar: Grammar | None = None) -> Generation:
+    def generate(
+        self,
+        params: SamplingParams | None = None,
+        *,
+        grammar: Grammar | None = None,
+        priority: int | None = None,
+        deadline_s: float | None = None,
+    ) -> Generation:
         """Continue the timeline: an asynchronous iterator of `Token`, each one that the `grammar`, if any, allows.
 
         Nothing runs ahead of the reader: leaving the iteration at any point leaves a session that holds exactly the
-        tokens that were handed out. Raises `NothingToContinue` at position 0.
+        tokens that were handed out. One that is still at it `deadline_s` seconds from now ends there, with that as its
+        reason. `priority` is the session's unless given. Raises `NothingToContinue` at position 0.
         """
         self._check_open()
         if self.position == 0:
             raise NothingToContinue(session_id=self.id)
-        return Generation(self, self._services, params or SamplingParams(), grammar)
-
-    def rename(self, label: str) -> None:
-        """Call the session something else from now on. Raises `NameInvalid` for what can't be a label."""
-        check_text(label, "label", may_be_empty=True)
-        self.label = label
-        self.record.label_is(label)
+        weight = weight_of(self.priority if priority is None else priority)
+        deadline = Deadline.after(deadline_s)
+        return Generation(self, self._services, params or SamplingParams(), grammar, weight=weight, deadline=deadline)
 
     async def fork(
         self,
@@ -212,6 +223,7 @@ class Session(LiveSession):
             parent=self.id,
             inexact=self.inexact,
             append_metadata=self.append_metadata,
+            priority=self.priority,
         )
         child.record.branched_from(self.record)
         child.record.cut(timeline, NodeKind.FORK)
@@ -262,60 +274,6 @@ class Session(LiveSession):
         await self.rewind(position=start)
         return await self.append(content)
 
-    async def children(self) -> tuple[str, ...]:
-        """The ids of the nodes that continue from this session's last node, in this session or another."""
-        self._check_open()
-        await self.record.flush()
-        return await self._services.journal.children(self.record.point())
-
-    @property
-    def head(self) -> str:
-        """The id of the session's last node; `flush` makes it durable, with all that was read and generated."""
-        return self.record.point()
-
-    async def flush(self) -> None:
-        """Make every token so far durable (with a store)."""
-        await self.record.flush()
-
-    async def mark(self, metadata: Mapping[str, Any], *, node_id: str | None = None) -> str:
-        """Write a node at the present position that keeps `metadata`, and go on from it; gives its id.
-
-        The node is durable when this returns (with a store). `node_id` is for a name that was given out before.
-        """
-        with self.use("mark"):
-            self.record.marked(self._timeline, metadata, node_id)
-            try:
-                await self.record.flush()
-            except BaseException:
-                self.record.take_back(self._timeline)
-                raise
-            return self.head
-
-    async def write_beside(
-        self,
-        appended: NDArray[np.int32],
-        generated: NDArray[np.int32],
-        *,
-        append_metadata: Mapping[str, Any] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        node_id: str | None = None,
-    ) -> str:
-        """Write down how the timeline could go on, by an append and a generation (int32 ids), and stay where it is.
-
-        Nothing is read: whoever resumes the node, whose id is given back, reads its tokens then. Durable when this
-        returns (with a store).
-        """
-        with self.use("write"):
-            there = self._timeline.twin()
-            there.appended(appended)
-            record = self.record.beside(there, appended, append_metadata or {})
-            there.generates(there.turn.seed)
-            for token in generated.tolist():
-                there.generated(token)
-            record.said(generated, there, metadata or {}, node_id)
-            await record.flush()
-            return record.point()
-
     @property
     def _leaves_states(self) -> bool:
         return self._services.policy.reuse and not self.inexact
@@ -330,17 +288,6 @@ class Session(LiveSession):
         if count < 1:
             raise BadParameter(f"fork_many makes at least 1 fork, not {count}")
         return [await self.fork() for _ in range(count)]
-
-    async def pause(self) -> Point:
-        """Make the whole state durable, free its memory and give back the point to resume from.
-
-        When the state can't be stored the session stays open, as it was.
-        """
-        with self.use("pause"):
-            self.record.settled(self._timeline)
-            point = await self.record.save(await self.hot(), "pause")
-        self._end(Life.PAUSED)
-        return point
 
     async def migrate(self, to: str | PathLike[str]) -> Point:
         """Move the session to another store; when this returns it is owned there, and here no longer.

@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from serai.checkpoints.nodes import NodeRecord
 from serai.runtime.services import Services
+from serai.runtime.sessions.deadline import Deadline
 from serai.runtime.sessions.prefixes import Kept, digest_of, thinned
 from serai.runtime.sessions.turns import Timeline
 from serai.runtime.state import State
@@ -22,7 +23,15 @@ class Trail:
         self._saved_at = 0
         self.reused_tokens = 0
 
-    async def read(self, own: State, timeline: Timeline, ids: NDArray[np.int32]) -> tuple[State, int]:
+    async def read(
+        self,
+        own: State,
+        timeline: Timeline,
+        ids: NDArray[np.int32],
+        *,
+        weight: float = 1.0,
+        deadline: Deadline | None = None,
+    ) -> tuple[State, int]:
         """The state after `ids` (the caller owns it), and how many of them did not have to be computed.
 
         `own` is the state at the end of `timeline`. On the way a state is left at every multiple of the policy's
@@ -35,10 +44,12 @@ class Trail:
         reused, every = state.position - start, services.policy.snapshot_every
         try:
             services.admission.check(services.pool.most_bytes((own, state), len(whole)))
+            if deadline is not None:
+                deadline.check("append", services.driver.reading_s(len(whole) - state.position))
             while state.position < len(whole):
                 end = min((state.position // every + 1) * every, len(whole))
                 going_on = state.position > start + reused
-                before, state = state, await self._compute(state, whole[:end], going_on=going_on)
+                before, state = state, await self._compute(state, whole[:end], weight, going_on=going_on)
                 before.release()
         except BaseException:
             state.release()
@@ -47,7 +58,7 @@ class Trail:
         services.driver.counters.reused_tokens += reused
         return state, reused
 
-    async def _compute(self, before: State, whole: NDArray[np.int32], *, going_on: bool) -> State:
+    async def _compute(self, before: State, whole: NDArray[np.int32], weight: float, *, going_on: bool) -> State:
         """The state after all of `whole`, left for others who are waiting for just that.
 
         `going_on` says that memory is held which only the end of the whole append gives back.
@@ -56,7 +67,9 @@ class Trail:
         ended = prefixes.begin(self._namespace, len(whole), digest)
         try:
             ids = whole[before.position :]
-            state, _ = await self._services.driver.advance(self._workflow, before, ids, prefill=True, going_on=going_on)
+            state, _ = await self._services.driver.advance(
+                self._workflow, before, ids, prefill=True, going_on=going_on, weight=weight
+            )
             self._left(prefixes.keep(self._namespace, digest, state, owner=self._session_id))
         finally:
             ended()

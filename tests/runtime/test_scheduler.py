@@ -1,9 +1,9 @@
 """The scheduler shares a step by rule: decoding first, prompts evenly, nobody forgotten."""
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from serai.runtime.scheduler import Limits, Ready, Share, plan
+from serai.runtime.scheduler import HIGHEST_PRIORITY, Limits, Ready, Share, plan, weight_of
 
 LIMITS = Limits(step_rows=16, prefill_rows_beside_decode=4)
 
@@ -86,3 +86,66 @@ def test_every_request_is_finished_within_a_bounded_number_of_steps(lengths: lis
                 del left[share.key]
     # A step always moves min(rows asked, prefill_rows_beside_decode) rows at least.
     assert steps <= sum(lengths) // LIMITS.prefill_rows_beside_decode + len(lengths) + 1
+
+
+flows = st.lists(st.tuples(st.integers(-HIGHEST_PRIORITY, HIGHEST_PRIORITY), st.booleans()), min_size=1, max_size=24)
+
+
+def steps_of(asking: list[tuple[int, bool]], count: int) -> list[dict[int, int]]:
+    """What each of these gets in each step while all of them, one a workflow, want more than there is."""
+    served = dict.fromkeys(range(len(asking)), 0.0)
+    got: list[dict[int, int]] = []
+    for _ in range(count):
+        ready = [
+            Ready(key, 1 if writes else 100, served[key], writes, str(key), weight_of(priority))
+            for key, (priority, writes) in enumerate(asking)
+        ]
+        got.append({share.key: share.tokens for share in plan(ready, LIMITS)})
+        for key, tokens in got[-1].items():
+            served[key] += tokens / weight_of(asking[key][0])
+    return got
+
+
+@given(flows)
+def test_nobody_waits_longer_than_its_weight_says_whoever_else_is_there(asking: list[tuple[int, bool]]) -> None:
+    """Bounded wait: between two of its rows, a workflow sees at most what the others may get for one of its own."""
+    weights = [weight_of(priority) for priority, _ in asking]
+    got = steps_of(asking, 400)
+    for key, weight in enumerate(weights):
+        # While this one has one row, others come to that many rows each by weight, and one more each by division.
+        others = sum(other / weight + 1 for index, other in enumerate(weights) if index != key)
+        bound = others / 1 + 2  # a step moves one row at least
+        last = -1
+        for step, shares in enumerate(got):
+            if shares.get(key):
+                assert step - last <= bound, (key, step - last, bound)
+                last = step
+        assert len(got) - last <= bound
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=12).map(lambda kinds: [(0, writes) for writes in kinds]))
+def test_equal_workflows_of_one_kind_get_equal_shares(asking: list[tuple[int, bool]]) -> None:
+    """Jain's index over those that write, and over those that read."""
+    got = steps_of(asking, 200)
+    for writes in (True, False):
+        members = [key for key, (_, kind) in enumerate(asking) if kind is writes]
+        shares = [sum(step.get(key, 0) for step in got) for key in members]
+        if members:
+            assert sum(shares) ** 2 / (len(shares) * sum(share**2 for share in shares)) >= 0.95
+
+
+@given(st.lists(st.integers(-HIGHEST_PRIORITY, HIGHEST_PRIORITY), min_size=2, max_size=8))
+def test_prompts_get_rows_by_weight(priorities: list[int]) -> None:
+    assume(sum(map(weight_of, priorities)) <= 64 * min(map(weight_of, priorities)))
+    got = steps_of([(priority, False) for priority in priorities], 300)
+    total = sum(map(weight_of, priorities))
+    for key, priority in enumerate(priorities):
+        share = sum(step.get(key, 0) for step in got) / (300 * LIMITS.step_rows)
+        assert abs(share - weight_of(priority) / total) < 0.02
+
+
+def test_more_who_write_than_fit_leave_prompts_their_part() -> None:
+    ready = [decoding(key, 1, 0.0) for key in range(40)] + [prompt(40, 100, 9.0)]
+    shares = {share.key: share.tokens for share in plan(ready, LIMITS)}
+    assert shares[40] == LIMITS.prefill_rows_beside_decode
+    assert sum(shares.values()) == LIMITS.step_rows
