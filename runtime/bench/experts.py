@@ -20,11 +20,12 @@ from serai.kernels import compile as kernels
 from serai.kernels.threads import threads
 from serai.runtime.bench.mid import with_layers
 from serai.runtime.bench.report import Claim, Report
-from serai.runtime.bench.resident import forget_peak, give_back_freed, peak_resident_bytes, resident_bytes
+from serai.runtime.bench.resident import forget_peak, peak_resident_bytes, resident_bytes
 from serai.runtime.bench.stream_model import K3_48B, StreamModel, cached_stream_model, fewer_layers
 from serai.runtime.bench.stream_phases import Computing, Phase, PhaseClock, RawDisk, Tokens
 from serai.runtime.bench.tiny import TinyModel
 from serai.runtime.loop_delay import LoopDelay
+from serai.runtime.memory.give_back import give_back_freed
 from serai.runtime.memory.plan import MemoryPlan, plan_memory
 from serai.runtime.models.config import parse_config
 from serai.runtime.models.scratch import kernel_scratch_bytes

@@ -1,6 +1,5 @@
 """What this process holds in memory, by the kernel's own count."""
 
-import ctypes
 from pathlib import Path
 
 _PAGE_KIB = 1 << 10
@@ -14,13 +13,6 @@ def resident_bytes() -> int:
 def peak_resident_bytes() -> int:
     """The most that was in RAM since `forget_peak`."""
     return _status("VmHWM")
-
-
-def give_back_freed() -> None:
-    """Have the allocator return what is free, so that it isn't taken for room that was there before."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def forget_peak() -> None:

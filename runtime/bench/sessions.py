@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from serai.kernels import compile as kernels
 from serai.runtime.bench.fork_cost import TOKENS, ForkCost, fork_cost
 from serai.runtime.bench.report import Claim, Report
-from serai.runtime.bench.resident import forget_peak, give_back_freed, peak_resident_bytes, resident_bytes
+from serai.runtime.bench.resident import forget_peak, peak_resident_bytes, resident_bytes
 from serai.runtime.bench.small_model import small_model
+from serai.runtime.memory.give_back import give_back_freed
 from serai.runtime.opening import open_runtime
 from serai.runtime.runtime import Runtime
 from serai.runtime.sampling.params import SamplingParams

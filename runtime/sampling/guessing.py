@@ -8,30 +8,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_GUESSES = 8
-PATTERN_TOKENS = 3
-"""Shorter patterns occur by chance; longer ones find copies later."""
+LEAST_PATTERN, LONGEST_PATTERN = 3, 96
+"""How many tokens must have occurred earlier. Shorter patterns occur by chance. Each try that finds nothing asks for
+one twice as long the next time: a text that only seems to repeat itself pays for a handful of tries in all, while one
+that copies a page soon has a pattern of any length."""
 
-SCORE_TO_GO_ON = 1.0
-"""Right guesses a try that make trying worth its rows and, when wrong, its repeated step."""
+PAYS = 2
+"""Right guesses that make up for a try: with none, the rows and a step were for nothing."""
 
-FIRST_SCORE = 2.0
-"""Two tries that find nothing are enough to doubt a text."""
-
-REST_TOKENS, LONGEST_REST_TOKENS = 32, 512
-"""How long guessing rests when it did not pay, before one try more. Each time that fails too the rest is twice as long,
-so that a text without repetition pays for next to nothing."""
+PLACES = 16
+"""Earlier places that are looked at, the latest first."""
 
 
 class Guesser:
-    """Watches one generation's tokens and proposes what may come next; rests while that doesn't pay."""
+    """Watches one generation's tokens and proposes what may come next; the more rarely, the less it pays."""
 
     def __init__(self, ids: NDArray[np.int32]) -> None:
         self._ids = np.empty(max(2 * len(ids), 64), dtype=np.int32)
         self._ids[: len(ids)] = ids
         self._length = len(ids)
-        self._score = FIRST_SCORE
-        self._rest = 0
-        self._next_rest = REST_TOKENS
+        self._pattern = LEAST_PATTERN
 
     def push(self, token: int) -> None:
         """The next token of the timeline."""
@@ -39,31 +35,30 @@ class Guesser:
             self._ids = np.concatenate([self._ids, np.empty(self._length, dtype=np.int32)])
         self._ids[self._length] = token
         self._length += 1
-        self._rest = max(self._rest - 1, 0)
 
     def guess(self, most: int) -> list[int]:
-        """Up to `most` tokens that may follow; none while resting, or when nothing like this was read before."""
-        length, size = self._length, PATTERN_TOKENS
+        """Up to `most` tokens that may follow; none when nothing like the last tokens was read before."""
         most = min(most, MOST_GUESSES)
-        if self._rest or most < 1 or length <= size:
+        if most < 1 or self._length <= self._pattern:
             return []
-        ids = self._ids[:length]
-        last = ids[length - size :]
-        matches = ids[size - 1 : length - 1] == last[-1]
-        for back in range(1, size):
-            matches &= ids[size - 1 - back : length - 1 - back] == last[-1 - back]
-        places = np.flatnonzero(matches)
-        if len(places) == 0:
-            return []
-        start = int(places[-1]) + size
-        return [int(token) for token in ids[start : start + most]]
+        place = self._place()
+        return [] if place is None else self._ids[place : min(place + most, self._length)].tolist()
 
     def was_right(self, count: int) -> None:
         """How many guesses of a try were right."""
-        self._score += 0.3 * (count - self._score)
-        if self._score < SCORE_TO_GO_ON:
-            self._rest = self._next_rest
-            self._next_rest = min(2 * self._next_rest, LONGEST_REST_TOKENS)
-            self._score = SCORE_TO_GO_ON
-        elif count >= FIRST_SCORE:
-            self._next_rest = REST_TOKENS
+        if count == 0:
+            self._pattern = min(2 * self._pattern, LONGEST_PATTERN)
+        elif count >= PAYS:
+            self._pattern = LEAST_PATTERN
+
+    def _place(self) -> int | None:
+        """Where the latest earlier occurrence of the last tokens ends."""
+        ids, size = self._ids[: self._length], self._pattern
+        last = ids[-size:]
+        # One pass over all ids, tens of microseconds for 128 Ki of them; the rest is compared at few places.
+        ends = np.flatnonzero(ids[size - 1 : -1] == last[-1])
+        ends = ends[ids[ends + size - 2] == last[-2]]
+        for end in ends[: -PLACES - 1 : -1].tolist():
+            if np.array_equal(ids[end : end + size], last):
+                return int(end) + size
+        return None

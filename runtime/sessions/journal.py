@@ -18,9 +18,11 @@ import numpy as np
 from serai.checkpoints.handover import require_owned
 from serai.checkpoints.nodes import NodeKind, NodeRecord
 from serai.checkpoints.ownership import override_move, ownership
+from serai.checkpoints.reports import SaveReport
 from serai.checkpoints.snapshot import Fingerprint, Snapshot, StateLayout
 from serai.checkpoints.store import Store
 from serai.runtime.errors import BadParameter, FormatUnknown, SessionGone, SnapshotCorrupt, SnapshotMissing
+from serai.runtime.memory.give_back import GiveBack
 from serai.runtime.sessions.turns import Span, Timeline
 from serai.runtime.state import State, snapshot_of
 from serai.runtime.to_the_end import in_thread_to_the_end
@@ -89,6 +91,7 @@ class Journal:
         self._fingerprint = fingerprint
         self._layout = layout
         self._writing = anyio.Lock()
+        self._give_back = GiveBack()
 
     @property
     def is_durable(self) -> bool:
@@ -126,10 +129,20 @@ class Journal:
             raise BadParameter('pausing needs a place to keep the state; open the runtime with store="some/folder"')
         snapshot = snapshot_of(self._layout, state.retain())
         try:
-            report = await in_thread_to_the_end(lambda: store.save(node.id, snapshot, self._fingerprint, reason=reason))
+            report = await in_thread_to_the_end(lambda: self._save(store, node.id, snapshot, reason))
         finally:
             state.release()
         return Point(node.id, node.session_id, node.position, report.raw_bytes, report.written_bytes, report.elapsed_s)
+
+    def _save(self, store: Store, node_id: str, snapshot: Snapshot, reason: str) -> SaveReport:
+        report = store.save(node_id, snapshot, self._fingerprint, reason=reason)
+        self._give_back.moved(report.new_raw_bytes)
+        return report
+
+    def _load(self, store: Store, node_id: str) -> Snapshot:
+        snapshot = store.load(node_id, self._fingerprint)
+        self._give_back.moved(snapshot.size_bytes)
+        return snapshot
 
     async def find(self, name: str, *, as_is: bool, take_back: bool = False) -> Stored:
         """Look up a node, session or tag and read the snapshot its state is to be rebuilt from.
@@ -155,7 +168,7 @@ class Journal:
             info = store.snapshot_info(node_id)
             if info.storage.lossy or info.fingerprint != self._fingerprint:
                 return None
-            return store.load(node_id, self._fingerprint)
+            return self._load(store, node_id)
         except (SnapshotCorrupt, SnapshotMissing, FormatUnknown, SessionGone) as error:
             log.warning("%s", error)
             return None
@@ -210,7 +223,7 @@ class Journal:
                 if foreign and not as_is:
                     log.info("the snapshot of node %s is of another build or SIMD path: replaying its tokens", holder)
                     return None, False
-                return store.load(holder, self._fingerprint), foreign or info.storage.lossy
+                return self._load(store, holder), foreign or info.storage.lossy
             except (SnapshotCorrupt, FormatUnknown) as error:
                 log.warning("%s", error)
                 store.set_aside(holder, str(error))

@@ -3,9 +3,11 @@
 import anyio
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from serai.runtime import Runtime, SamplingParams
-from serai.runtime.sampling.guessing import MOST_GUESSES, REST_TOKENS, Guesser
+from serai.runtime.sampling.guessing import LEAST_PATTERN, LONGEST_PATTERN, MOST_GUESSES, PAYS, PLACES, Guesser
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
 from tests.runtime.fake_runtime import fake_runtime
@@ -86,20 +88,39 @@ def test_a_guess_is_what_followed_the_last_time() -> None:
     assert len(guesser.guess(99)) <= MOST_GUESSES
 
 
-def test_guessing_rests_when_it_does_not_pay() -> None:
-    guesser = Guesser(np.array([1, 2, 3] * 4, dtype=np.int32))
-    assert guesser.guess(4)
-    for rest in (REST_TOKENS, 2 * REST_TOKENS, 4 * REST_TOKENS):
-        tries = 0
-        while guesser.guess(4):
+def test_each_try_that_finds_nothing_asks_for_a_longer_pattern() -> None:
+    guesser = Guesser(np.array([1, 2, 3] * 80, dtype=np.int32))
+    sizes = []
+    while guesser.guess(4):
+        sizes.append(guesser._pattern)
+        guesser.was_right(0)
+        if sizes[-1] == LONGEST_PATTERN:
+            break
+    assert sizes == [3, 6, 12, 24, 48, LONGEST_PATTERN]
+    guesser.was_right(1)
+    assert guesser._pattern == LONGEST_PATTERN, "one right guess is no loss and no gain"
+    guesser.was_right(PAYS)
+    assert guesser._pattern == LEAST_PATTERN
+
+
+@given(st.integers(0, 2**32), st.integers(2, 6))
+def test_a_text_without_repetition_pays_for_few_tries(seed: int, vocab: int) -> None:
+    """Patterns that occur by chance, and never the same token after them twice running."""
+    ids = np.random.default_rng(seed).integers(0, vocab, 512).astype(np.int32)
+    guesser = Guesser(ids[:128])
+    tries = 0
+    for token in ids[128:].tolist():
+        if guesser.guess(8):
             guesser.was_right(0)
             tries += 1
-        assert tries <= 2
-        for token in (1, 2, 3) * (rest // 3):
-            guesser.push(token)
-        assert guesser.guess(4) == [], "it still rests"
-        for token in (1, 2, 3):
-            guesser.push(token)
-        assert guesser.guess(4) != []
-    guesser.was_right(4)
-    assert guesser.guess(4) != [], "and goes on as soon as it pays again"
+        guesser.push(token)
+    assert tries <= 6
+
+
+@given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 9))
+def test_a_guess_follows_the_latest_place_that_looks_like_the_end(ids: list[int], most: int) -> None:
+    guesser = Guesser(np.array(ids, dtype=np.int32))
+    places = [end for end in range(3, len(ids)) if ids[end - 3 : end] == ids[-3:]]
+    expected = ids[places[-1] : places[-1] + min(most, MOST_GUESSES)] if places else []
+    found = guesser.guess(most)
+    assert found == expected or (len([one for one in range(len(ids)) if ids[one] == ids[-1]]) > PLACES and not found)

@@ -8,7 +8,8 @@ import pytest
 
 from serai.runtime.bench import sessions
 from serai.runtime.bench.fork_cost import fork_cost
-from serai.runtime.bench.resident import forget_peak, give_back_freed, peak_resident_bytes, resident_bytes
+from serai.runtime.bench.resident import forget_peak, peak_resident_bytes, resident_bytes
+from serai.runtime.memory.give_back import give_back_freed
 
 
 def test_a_small_day_is_complete_and_equal_to_solo_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
