@@ -174,7 +174,8 @@ class Store(Tree):
                     entry = self._manifest(node_id)
                     for name in entry.parts:
                         pin(name)
-                _check_fingerprint(entry, fingerprint)
+                if fingerprint is not None:
+                    require_same_model(node_id, entry.fingerprint, fingerprint)
                 snapshot = self._shelf.get(entry, allocate)
             self._index.note(lambda: self._index.touch(node_id, self._now()))
             self._sweep_if_possible()
@@ -352,12 +353,13 @@ def _entry(
     )
 
 
-def _check_fingerprint(entry: Manifest, running: Fingerprint | None) -> None:
-    if running is None:
-        return
-    names = entry.fingerprint.differences(running)
+def require_same_model(node_id: str, stored: Fingerprint, running: Fingerprint) -> None:
+    """`ModelMismatch` names every field in which the model of a node's snapshot is another than the running one."""
+    names = stored.differences(running)
     if names:
-        stored = [getattr(entry.fingerprint, name) for name in names]
         raise ModelMismatch(
-            node_id=entry.node_id, fields=names, stored=stored, running=[getattr(running, name) for name in names]
+            node_id=node_id,
+            fields=names,
+            stored=[getattr(stored, name) for name in names],
+            running=[getattr(running, name) for name in names],
         )

@@ -183,7 +183,7 @@ class Runtime:
         keeper = self._services.keeper
         stored = await keeper.find(str(point), as_is=as_is, take_back=take_back)
         node, timeline = stored.node, stored.timeline
-        state = await keeper.rebuild(stored)
+        state, inexact = await keeper.rebuild(stored)
         goes_on = stored.is_head and node.session_id not in self._services.live
         session = Session(
             self._services,
@@ -192,10 +192,10 @@ class Runtime:
             holding=Holding(keeper, state, state.position),
             namespace=node.namespace,
             label=node.label,
-            inexact=stored.inexact,
+            inexact=inexact,
             append_metadata=stored.append_metadata,
         )
-        session.record.continues(stored.path, inexact=stored.inexact)
+        session.record.continues(stored.path, inexact=inexact)
         if not goes_on:
             session.record.started(timeline, NodeKind.FORK)
         return session

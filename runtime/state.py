@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.checkpoints.snapshot import LatentPage, PageIdentity, Snapshot, StateLayout
+from serai.checkpoints.streams import DIRECT_FROM_BYTES, aligned_empty
 from serai.runtime.errors import OutOfBudget
 
 
@@ -338,12 +339,14 @@ class StatePool:
         return sum(count * part_bytes(self.layout, part) for part, count in needed.items())
 
     def _allocate(self, part: Part) -> NDArray[Any]:
-        # 64-byte alignment: one cache line and one vector register.
         size = part_bytes(self.layout, part)
+        dtype = self.layout.latent_type.dtype if part is Part.PAGE else np.dtype(np.float32)
+        if size >= DIRECT_FROM_BYTES:  # the store moves it between disk and memory as it lies
+            return aligned_empty((size // dtype.itemsize,), dtype)
+        # 64-byte alignment: one cache line and one vector register.
         raw = np.empty(size + 64, dtype=np.uint8)
         start = -raw.ctypes.data % 64
-        aligned = raw[start : start + size]
-        return aligned.view(self.layout.latent_type.dtype if part is Part.PAGE else np.float32)
+        return raw[start : start + size].view(dtype)
 
     def _give_back(self, buffer: Buffer) -> None:
         self._live[buffer.part] -= 1

@@ -10,17 +10,15 @@ import anyio
 import numpy as np
 from numpy.typing import NDArray
 
-from serai.checkpoints.snapshot import Snapshot
 from serai.runtime.driver import Driver
 from serai.runtime.errors import ShuttingDown
 from serai.runtime.memory.admission import Admission
 from serai.runtime.memory.residency import Tier
-from serai.runtime.sessions.journal import Journal, Stored
+from serai.runtime.sessions.journal import Journal, Start, Stored
 from serai.runtime.sessions.prefixes import Kept, Prefixes
 from serai.runtime.sessions.record import Record
 from serai.runtime.sessions.turns import Timeline
-from serai.runtime.state import State, StatePool, fill, session_bytes
-from serai.runtime.to_the_end import in_thread_to_the_end
+from serai.runtime.state import State, StatePool, session_bytes, snapshot_of
 
 
 class Keeper:
@@ -40,10 +38,21 @@ class Keeper:
     async def find(self, name: str, *, as_is: bool = False, take_back: bool = False) -> Stored:
         return await self._journal.find(name, as_is=as_is, take_back=take_back)
 
-    async def rebuild(self, stored: Stored) -> State:
-        """The state at a stored point: its nearest snapshot, and a replay of the token ids after that."""
-        before = await self._restore(stored.snapshot)
-        return await self._replay(before, stored.timeline, stored.node.session_id)
+    async def rebuild(self, stored: Stored) -> tuple[State, bool]:
+        """The state at a stored point: its nearest snapshot, and a replay of the token ids after that.
+
+        With it, whether that snapshot makes it an inexact one (DESIGN §6).
+        """
+        start = stored.start
+        while start is not None:
+            before = await self._restore(start)
+            if before is not None:
+                break
+            start = await self._journal.start_of(stored.node.id, as_is=stored.as_is)
+        else:
+            before = self._pool.empty()
+        state = await self._replay(before, stored.timeline, stored.node.session_id)
+        return state, stored.node.inexact or (start is not None and start.inexact)
 
     async def at(self, timeline: Timeline, namespace: str, workflow: str, *, exact: bool) -> State:
         """The state at the end of a timeline: the deepest one known on the way (for an exact one), then a replay."""
@@ -83,11 +92,11 @@ class Keeper:
         """The state of an entry whose snapshot is stored; None when it can't be used, and then it is forgotten."""
         if entry.node_id is None:
             return None
-        snapshot = await self._journal.snapshot(entry.node_id)
-        if snapshot is None:
+        start = await self._journal.own_start(entry.node_id)
+        state = None if start is None else await self._restore(start)
+        if state is None:
             self._prefixes.lost(entry)
             return None
-        state = await self._restore(snapshot)
         self._prefixes.keep(entry.namespace, entry.digest, state)
         return state
 
@@ -106,23 +115,25 @@ class Keeper:
             before.release()
         return state
 
-    async def _restore(self, snapshot: Snapshot | None) -> State:
+    async def _restore(self, start: Start) -> State | None:
+        """The state a snapshot holds, read straight into the pool's memory; None if it can't be used after all."""
         empty = self._pool.empty()
-        if snapshot is None or snapshot.position == 0:
+        if start.position == 0:
             return empty
-        size = session_bytes(self._pool.layout, snapshot.position)
+        size = session_bytes(self._pool.layout, start.position)
         reservation = await self._admission.enter(size, held_bytes=0, going_on=False)
         try:
-            draft = self._pool.draft(empty, snapshot.position, with_logits=True)
+            state = self._pool.draft(empty, start.position, with_logits=True).commit()
         finally:
             empty.release()
             reservation.close()
+        is_whole = False
         try:
-            await in_thread_to_the_end(lambda: fill(draft, self._pool.layout, snapshot))
-        except BaseException:
-            draft.abandon()
-            raise
-        return draft.commit()
+            is_whole = await self._journal.load(start, snapshot_of(self._pool.layout, state))
+        finally:
+            if not is_whole:
+                state.release()
+        return state if is_whole else None
 
 
 class Holding:
@@ -178,7 +189,8 @@ class Holding:
             if self._state is None:
                 await record.flush()
                 stored = await self._keeper.find(record.point())
-                self._arrived(await self._keeper.rebuild(stored))
+                state, _ = await self._keeper.rebuild(stored)
+                self._arrived(state)
                 self._keeper.promotions += 1
             if self._lag:
                 self._arrived(await self._keeper.catch_up(self._live(), self._lag))

@@ -20,7 +20,7 @@ from serai.checkpoints.nodes import NodeKind, NodeRecord
 from serai.checkpoints.ownership import override_move, ownership
 from serai.checkpoints.reports import SaveReport
 from serai.checkpoints.snapshot import Fingerprint, Snapshot, StateLayout
-from serai.checkpoints.store import Store
+from serai.checkpoints.store import Store, require_same_model
 from serai.runtime.errors import BadParameter, FormatUnknown, SessionGone, SnapshotCorrupt, SnapshotMissing
 from serai.runtime.memory.give_back import GiveBack
 from serai.runtime.sessions.turns import Span, Timeline
@@ -46,14 +46,26 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """A stored snapshot to start from; `inexact` if what follows it will be."""
+
+    node_id: str
+    position: int
+    inexact: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Stored:
-    """What the store knows of a point: its timeline, and the nearest snapshot at or before it (None: replay it all)."""
+    """What the store knows of a point: its timeline, and where to start when rebuilding its state (None: from nothing).
+
+    `as_is` as it was asked for by.
+    """
 
     path: tuple[NodeRecord, ...]
     timeline: Timeline
     is_head: bool
-    snapshot: Snapshot | None
-    inexact: bool
+    start: Start | None
+    as_is: bool
 
     @property
     def node(self) -> NodeRecord:
@@ -139,11 +151,6 @@ class Journal:
         self._give_back.moved(report.new_raw_bytes)
         return report
 
-    def _load(self, store: Store, node_id: str) -> Snapshot:
-        snapshot = store.load(node_id, self._fingerprint)
-        self._give_back.moved(snapshot.size_bytes)
-        return snapshot
-
     async def find(self, name: str, *, as_is: bool, take_back: bool = False) -> Stored:
         """Look up a node, session or tag and read the snapshot its state is to be rebuilt from.
 
@@ -158,20 +165,47 @@ class Journal:
             )
         return await anyio.to_thread.run_sync(lambda: self._find(store, name, as_is=as_is, take_back=take_back))
 
-    async def snapshot(self, node_id: str) -> Snapshot | None:
-        """The snapshot stored under a node, if it is of this model and build, whole and exact; None otherwise."""
+    async def own_start(self, node_id: str) -> Start | None:
+        """The snapshot stored under a node, if it is of this model and build, and exact; None otherwise."""
         store = self.store
-        return None if store is None else await anyio.to_thread.run_sync(self._own_snapshot, store, node_id)
+        return None if store is None else await anyio.to_thread.run_sync(self._own_start, store, node_id)
 
-    def _own_snapshot(self, store: Store, node_id: str) -> Snapshot | None:
+    def _own_start(self, store: Store, node_id: str) -> Start | None:
         try:
             info = store.snapshot_info(node_id)
-            if info.storage.lossy or info.fingerprint != self._fingerprint:
-                return None
-            return self._load(store, node_id)
         except (SnapshotCorrupt, SnapshotMissing, FormatUnknown, SessionGone) as error:
             log.warning("%s", error)
             return None
+        if info.storage.lossy or info.fingerprint != self._fingerprint:
+            return None
+        return Start(node_id, info.position, inexact=False)
+
+    async def start_of(self, node_id: str, *, as_is: bool) -> Start | None:
+        """The nearest snapshot on the way to a node that can be started from, by what is known now."""
+        store = self.store
+        if store is None:
+            return None
+        return await anyio.to_thread.run_sync(lambda: self._start_of(store, node_id, as_is=as_is))
+
+    async def load(self, start: Start, into: Snapshot) -> bool:
+        """Read a snapshot into memory that is there already, of its position, to the end even when cancelled.
+
+        False when it turns out that it can't be used: it is set aside then, and `into` holds nothing.
+        """
+        store = self.store
+        return store is not None and await in_thread_to_the_end(lambda: self._load(store, start, into))
+
+    def _load(self, store: Store, start: Start, into: Snapshot) -> bool:
+        try:
+            store.load(start.node_id, self._fingerprint, allocate=lambda layout, position: into)
+        except (SnapshotMissing, SessionGone):
+            return False  # it was erased meanwhile
+        except (SnapshotCorrupt, FormatUnknown) as error:
+            log.warning("%s", error)
+            store.set_aside(start.node_id, str(error))
+            return False
+        self._give_back.moved(into.size_bytes)
+        return True
 
     async def children(self, node_id: str) -> tuple[str, ...]:
         """The ids of the nodes that continue from a node; none without a store."""
@@ -202,32 +236,34 @@ class Journal:
                 override_move(store, node.session_id)
             require_owned(store, node.session_id)
         timeline = timeline_of(path)
-        snapshot, foreign = self._nearest(store, node_id, as_is=as_is)
         return Stored(
             path=tuple(path),
             timeline=timeline,
             is_head=is_head,
-            snapshot=snapshot,
-            inexact=node.inexact or foreign,
+            start=self._start_of(store, node_id, as_is=as_is),
+            as_is=as_is,
         )
 
-    def _nearest(self, store: Store, node_id: str, *, as_is: bool) -> tuple[Snapshot | None, bool]:
-        """The latest usable snapshot on the way to the node, and whether using it makes what follows inexact.
+    def _start_of(self, store: Store, node_id: str, *, as_is: bool) -> Start | None:
+        """The latest usable snapshot on the way to the node.
 
-        A damaged one is set aside and the one before it is tried: the token ids give the same state, only later.
+        One whose manifest is damaged is set aside and the one before it is taken: the token ids give the same state,
+        only later.
         """
         while (holder := store.nearest_snapshot(node_id)) is not None:
             try:
                 info = store.snapshot_info(holder)
-                foreign = bool(info.fingerprint.build_differences(self._fingerprint))
-                if foreign and not as_is:
-                    log.info("the snapshot of node %s is of another build or SIMD path: replaying its tokens", holder)
-                    return None, False
-                return self._load(store, holder), foreign or info.storage.lossy
             except (SnapshotCorrupt, FormatUnknown) as error:
                 log.warning("%s", error)
                 store.set_aside(holder, str(error))
-        return None, False
+                continue
+            require_same_model(holder, info.fingerprint, self._fingerprint)
+            foreign = bool(info.fingerprint.build_differences(self._fingerprint))
+            if foreign and not as_is:
+                log.info("the snapshot of node %s is of another build or SIMD path: replaying its tokens", holder)
+                return None
+            return Start(holder, info.position, inexact=foreign or info.storage.lossy)
+        return None
 
 
 def append_metadata_of(path: Sequence[NodeRecord]) -> Mapping[str, Any]:

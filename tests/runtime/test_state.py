@@ -1,5 +1,7 @@
 """States are values: shared by forks, written by drafts, given back whole."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from serai.checkpoints.snapshot import LatentType, StateLayout
+from serai.checkpoints.streams import BLOCK_BYTES, DIRECT_FROM_BYTES
 from serai.runtime.errors import OutOfBudget
 from serai.runtime.state import (
     Draft,
@@ -174,3 +177,11 @@ class Forks(RuleBasedStateMachine):
 
 TestForks = Forks.TestCase
 TestForks.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_what_the_store_moves_as_it_lies_begins_on_a_block() -> None:
+    layout = replace(LAYOUT, kda_shape=(1, 4, 128, 128), conv_shape=(1, 3, 3, 512))
+    pool = StatePool(layout)
+    assert part_bytes(layout, Part.FIXED) >= DIRECT_FROM_BYTES
+    buffers = [pool.take(Part.FIXED) for _ in range(3)]
+    assert [buffer.address % BLOCK_BYTES for buffer in buffers] == [0, 0, 0]

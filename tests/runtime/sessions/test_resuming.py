@@ -3,12 +3,15 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
 import numpy as np
 import pytest
 
+from serai.checkpoints.snapshot import Fingerprint, Snapshot
+from serai.checkpoints.store import Store
 from serai.runtime import SamplingParams
 from serai.runtime.errors import (
     BadParameter,
@@ -128,3 +131,27 @@ async def test_resuming_what_was_never_stored_says_so(tmp_path: Path) -> None:
         with pytest.raises(BadParameter, match="store"):
             await session.pause()
         assert session.is_open
+
+
+async def test_a_state_is_read_straight_into_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never a second whole copy: a state that just fits the budget can be resumed within it."""
+    loaded: list[Snapshot] = []
+    load = Store.load
+
+    def noting(self: Store, node_id: str, fingerprint: Fingerprint | None = None, **options: Any) -> Snapshot:
+        loaded.append(load(self, node_id, fingerprint, **options))
+        return loaded[-1]
+
+    monkeypatch.setattr(Store, "load", noting)
+    async with fake_runtime(store=tmp_path) as rt:
+        session = await rt.session()
+        await session.append([1, 2, 3, 4, 5])
+        session = await rt.resume(await session.pause())
+        state = session.held
+        assert state is not None
+        assert state.fixed is not None
+        assert np.shares_memory(loaded[0].kda, state.fixed.array)
+        assert all(
+            np.shares_memory(page.rows, held.array)
+            for page, held in zip(loaded[0].pages, state.table.pages, strict=True)
+        )
