@@ -20,6 +20,7 @@ from serai.runtime.checks.stepping import Stepper
 from serai.runtime.models.open_model import Precision, find_model, load_model
 from serai.runtime.state import StatePool, fill, kda_view, snapshot_of
 from tests.kernels.naive_model import Model, load
+from tests.runtime.resume_elsewhere import MIXED, steps_of, take
 from tests.shared import ROOT
 
 pytestmark = pytest.mark.anyio
@@ -41,26 +42,31 @@ def cut_at(count: int, params: SamplingParams = SAMPLED) -> SamplingParams:
 
 @pytest.mark.parametrize("precision", Precision)
 async def test_pausing_at_any_boundary_changes_no_bit(model: Path, tmp_path: Path, precision: Precision) -> None:
-    """B42, B43: 150 tokens at temperature 0.8 with penalties and a seed; every cut is resumed in another process."""
+    """B42, B43: 300 tokens, read and sampled in turns with penalties and seeds; every boundary, those within a prompt
+    and right after a sampled token among them, is resumed in another process."""
     points, logits = [], []
     async with open_runtime(model, budget="1GiB", store=tmp_path / "store", precision=precision) as rt:
         whole = await rt.session()
         await whole.append(PROMPT)
-        expected = (await whole.generate(SAMPLED).collect()).tokens
-        assert len(expected) == 150
+        for part in MIXED:
+            if isinstance(part, SamplingParams):
+                await whole.generate(part).collect()
+            else:
+                await whole.append(part)
+        expected = whole.tokens()
+        assert len(expected) == len(PROMPT) + 300
         walker = await rt.session()
         await walker.append(PROMPT)
-        for _ in range(150):
+        for step in steps_of(MIXED):
             logits.append(await walker.logits())
             points.append((await walker.pause()).id)
             walker = await rt.resume(points[-1])
-            await walker.generate(cut_at(1)).collect()
-        assert walker.tokens().tolist() == whole.tokens().tolist()
+            await take(walker, step)
     np.savez(tmp_path / "walk.npz", points=points, logits=np.array(logits), expected=expected, prompt=len(PROMPT))
     elsewhere = [sys.executable, "-m", "tests.runtime.resume_elsewhere", str(model), str(tmp_path), precision.value]
     done = await anyio.run_process(elsewhere, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.decode() == "150 resumed, 0 tokens computed again\n"
+    assert done.stdout.decode() == "300 resumed, 0 tokens computed again\n"
 
 
 @pytest.mark.parametrize("precision", Precision)
