@@ -6,12 +6,12 @@
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.runtime.server.started import scripted
 from tests.shared import ROOT
 
 PYTHON = os.environ.get("SERAI_CLIENTS_PYTHON", sys.executable)
@@ -30,19 +30,8 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    command = [sys.executable, "-m", "tests.runtime.server.scripted_server", str(tmp_path_factory.mktemp("store"))]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        patience = threading.Timer(120, process.kill)
-        patience.start()
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        while line and not line.startswith("serving "):
-            line = process.stderr.readline()
-        assert line, "the server started"
-        yield line.rsplit(" ", 1)[1].strip()
-        patience.cancel()
-        process.terminate()
-        process.communicate(timeout=30)
+    with scripted(tmp_path_factory.mktemp("store")) as url:
+        yield url
 
 
 @pytest.mark.parametrize("example", sorted(EXPECTED))

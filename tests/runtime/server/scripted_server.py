@@ -61,8 +61,8 @@ def smallest(schema: dict[str, Any], name: str = "") -> Any:
             return TEXTS.get(name, "text")
 
 
-async def main(store: Path) -> None:
-    options = ServerOptions(port=0, shutdown_s=1.0, log_level="warning")
+async def main(store: Path, open_responses_names: bool) -> None:
+    options = ServerOptions(port=0, shutdown_s=1.0, log_level="warning", open_responses_names=open_responses_names)
     with listen(options) as bound:
         address = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
         model = ReplyModel(reply)
@@ -76,4 +76,4 @@ async def main(store: Path) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, Path(sys.argv[1]))
+    anyio.run(main, Path(sys.argv[1]), "--open-responses-names" in sys.argv)

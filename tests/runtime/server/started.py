@@ -7,8 +7,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.shared import ROOT
+
 START_S = 400.0
 """Kernels that have changed are compiled at the first start, and on a busy machine that takes minutes."""
+
+
+@contextmanager
+def scripted(store: Path, *arguments: str) -> Iterator[str]:
+    """The base URL of a server whose model says what the clients of `examples` expect."""
+    command = [sys.executable, "-m", "tests.runtime.server.scripted_server", str(store), *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        patience = threading.Timer(START_S, process.kill)
+        patience.start()
+        try:
+            yield _address(process, [])
+        finally:
+            patience.cancel()
+            process.terminate()
+            process.wait(timeout=30)
 
 
 @contextmanager

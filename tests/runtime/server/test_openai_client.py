@@ -2,6 +2,7 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import APIStatusError, OpenAI
@@ -17,25 +18,33 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def continued(client: OpenAI, id_: str, text: str) -> str:
-    """The output of a continuation, whatever it is made of."""
+def continued(client: OpenAI, id_: str, text: str) -> list[Any]:
+    """A continuation, to the bit: each token as text and bytes, its logprob and the likeliest others with theirs."""
     made = client.responses.create(
         model="tiny",
         input=text,
         previous_response_id=id_,
         max_output_tokens=12,
         temperature=0.9,
+        include=["message.output_text.logprobs"],
+        top_logprobs=3,
         extra_body={"seed": 4},
     )
-    return "".join(part.text for item in made.output for part in (getattr(item, "content", None) or []))
+    parts = [part for item in made.output if item.type == "message" for part in item.content]
+    told = [part.model_dump() for part in parts]
+    assert sum(len(part["logprobs"]) for part in told) >= 5
+    return [*told, made.output_text, made.usage.model_dump()["output_tokens"] if made.usage else None]
 
 
 def asked_first(client: OpenAI) -> str:
-    return client.responses.create(model="tiny", input="Hello.", max_output_tokens=8, extra_body={"seed": 1}).id
+    made = client.responses.create(
+        model="tiny", input="Hello.", max_output_tokens=8, reasoning={"effort": "none"}, extra_body={"seed": 1}
+    )
+    return made.id
 
 
 def test_three_ways_on_from_one_response_with_the_server_killed_between(tiny: Path, tmp_path: Path) -> None:
-    """Fork, restart and resume through the client alone: what comes is what an undisturbed server says."""
+    """Fork, restart and resume through the client alone: what comes is, to the bit, what an undisturbed server says."""
     questions = ("First?", "Second?", "Third?")
     with (
         started(tiny, "--store", tmp_path / "undisturbed", cwd=tmp_path) as (url, process),
@@ -46,18 +55,24 @@ def test_three_ways_on_from_one_response_with_the_server_killed_between(tiny: Pa
         assert expected[0] == continued(client, id_, questions[0])
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0, "a signal ends it in order"
-    said = []
-    id_ = ""
+    said: list[list[Any]] = []
+    ids: list[str] = []
     for question in questions:
         with (
             started(tiny, "--store", tmp_path / "killed", cwd=tmp_path) as (url, process),
             OpenAI(base_url=url, api_key="none", max_retries=0) as client,
         ):
-            id_ = id_ or asked_first(client)
-            said.append(continued(client, id_, question))
+            ids = ids or [asked_first(client)]
+            said.append(continued(client, ids[0], question))
+            # It is killed in the middle of another reply.
+            stream = client.responses.create(
+                model="tiny", input="More?", previous_response_id=ids[0], max_output_tokens=5_000, stream=True
+            )
+            next(iter(stream))
             process.kill()
             process.wait()
     assert said == expected
+    assert len({str(one) for one in said}) == len(questions), "the three differ"
 
 
 def test_everyday_calls(tiny: Path, tmp_path: Path) -> None:
