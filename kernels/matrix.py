@@ -178,11 +178,13 @@ def check_mxfp4(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -> None:
         )
 
 
-def concat(pieces: Sequence[NDArray[Any]], align: int = LANES) -> tuple[Matrix, tuple[int, ...]]:
+def concat(
+    pieces: Sequence[NDArray[Any]], align: int = LANES, *, as_q8: bool = False
+) -> tuple[Matrix, tuple[int, ...]]:
     """Several ``[N_i, K]`` weights of one input as one matrix, and the output column where each begins.
 
     Every piece starts at a multiple of ``align`` (itself a multiple of 16) outputs; the outputs between are zero. BF16
-    pieces among F32 ones are widened, which changes no value and no bit of a product.
+    pieces among F32 ones are widened, which changes no value and no bit of a product. ``as_q8`` quantises to 8 bits.
     """
     if align <= 0 or align % LANES:
         raise ValueError(f"align must be a positive multiple of {LANES}, not {align}.")
@@ -195,7 +197,7 @@ def concat(pieces: Sequence[NDArray[Any]], align: int = LANES) -> tuple[Matrix, 
     whole = np.zeros((sum(heights), checked[0].shape[1]), dtype)
     for piece, start in zip(checked, starts, strict=True):
         whole[start : start + piece.shape[0]] = piece if piece.dtype == dtype else _widen(piece)
-    return pack(whole), tuple(starts)
+    return (pack_q8 if as_q8 else pack)(whole), tuple(starts)
 
 
 def unpack(matrix: Matrix) -> NDArray[np.float32]:

@@ -69,7 +69,13 @@ class Quantized:
 
     def first(self, rows: int) -> "Quantized":
         """Room for ``rows`` rows at the beginning of this one's (no copy); what it holds is unknown."""
-        groups = len(self.codes)
+        return self.part(rows, self.columns)
+
+    def part(self, rows: int, columns: int) -> "Quantized":
+        """Room for that many rows and (a multiple of 32) columns in this one's (no copy); what it holds is unknown."""
+        groups = columns // GROUP
+        if columns % GROUP or rows * groups > self.scales.size:
+            raise ValueError(f"{rows} rows of {columns} columns do not fit into {self.rows} of {self.columns}.")
         return Quantized(
             self.codes.reshape(-1)[: groups * rows * GROUP].reshape(groups, rows, GROUP),
             self.scales.reshape(-1)[: groups * rows].reshape(groups, rows),

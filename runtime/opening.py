@@ -22,6 +22,7 @@ from serai.runtime.memory.limits import default_budget
 from serai.runtime.memory.plan import check_budget, plan_memory
 from serai.runtime.models.open_model import FoundModel, LoadedModel, Precision, find_model, load_model
 from serai.runtime.models.scratch import kernel_scratch_bytes
+from serai.runtime.models.trunk import Trunk
 from serai.runtime.runtime import ModelFacts, Runtime, running
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy, assemble
@@ -55,6 +56,7 @@ async def open_runtime(
     budget: str | int | None = None,
     store: str | Path | None = None,
     precision: str | Precision = Precision.FAST,
+    trunk: str | Trunk | None = None,
     threads: int | None = None,
     policy: Policy | None = None,
     progress: Callable[[Opening], None] | None = None,
@@ -63,13 +65,13 @@ async def open_runtime(
 
     `budget` is the most memory to use ("2GiB" or bytes; default: what the machine and its control groups leave).
     `store` is the folder where sessions are kept; without one nothing is durable. `threads` defaults to the cores this
-    process may use. `policy` says what is kept so that nothing is
-    computed twice. `progress` is called from worker threads. Leaving the block closes every session.
+    process may use. `trunk="q8"` holds the large projections in 8 bits instead of as stored. `policy` says what is kept
+    so that nothing is computed twice. `progress` is called from worker threads. Leaving the block closes every session.
 
     Raises, before anything is loaded, `ModelNotFound`, `ConfigInvalid`, `WeightsInvalid`, `BudgetTooSmall` or
     `BadParameter`, and `StoreBusy` or `StoreInvalid` for the store.
     """
-    chosen = Precision.parse(precision)
+    chosen, held = Precision.parse(precision), Trunk.parse(trunk)
     budget_bytes = default_budget().budget_bytes if budget is None else parse_bytes(budget)
     if threads is not None:
         if threads < 1:
@@ -77,19 +79,21 @@ async def open_runtime(
         set_threads(threads)
     async with AsyncExitStack() as stack:
         found = await _made(stack, in_thread_to_the_end, lambda: find_model(model), lambda one: one.files.close())
-        slots = expert_slots(found, chosen, budget_bytes)
+        slots = expert_slots(found, chosen, budget_bytes, held)
         kept: Store | None = None
         if store is not None:
             kept = await _made(stack, in_thread_to_the_end, lambda: Store.open(str(store)), Store.close)
         thread = EngineThread()
         stack.push_async_callback(in_thread_to_the_end, thread.close)
-        load = partial(_load, found, chosen, slots, progress)
+        load = partial(_load, found, chosen, held, slots, progress)
         loaded = await _made(stack, thread.call, load, lambda one: one.model.close())
         runtime = _wire(found, loaded, thread, kept, chosen, budget_bytes, policy)
         yield await stack.enter_async_context(running(runtime))
 
 
-def expert_slots(found: FoundModel, precision: Precision, budget_bytes: int) -> int | None:
+def expert_slots(
+    found: FoundModel, precision: Precision, budget_bytes: int, trunk: Trunk = Trunk.AS_STORED
+) -> int | None:
     """How many experts to hold in memory at a time, or None for all of them, which is chosen whenever it fits.
 
     Raises `BudgetTooSmall` for a budget that can't hold the rest of the model, one session and one layer's experts for
@@ -101,6 +105,7 @@ def expert_slots(found: FoundModel, precision: Precision, budget_bytes: int) -> 
         context_tokens=LEAST_CONTEXT_TOKENS,
         step_rows=Limits().step_rows,
         kernel_scratch_bytes=kernel_scratch_bytes(found.config, Limits().step_rows),
+        trunk=trunk,
     )
     if budget_bytes >= plan.floor_bytes.of(precision.latents) or plan.moe_layers == 0:
         check_budget(plan, budget_bytes, precision.latents)
@@ -189,7 +194,11 @@ async def _made(
 
 
 def _load(
-    found: FoundModel, precision: Precision, slots: int | None, progress: Callable[[Opening], None] | None
+    found: FoundModel,
+    precision: Precision,
+    trunk: Trunk,
+    slots: int | None,
+    progress: Callable[[Opening], None] | None,
 ) -> LoadedModel:
     """Compile (or load) the kernels and read the weights; runs on the engine thread."""
 
@@ -202,6 +211,7 @@ def _load(
         found,
         precision,
         max_rows=Limits().step_rows,
+        trunk=trunk,
         expert_slots=slots,
         progress=lambda done, total: tell("weights", done, total),
     )

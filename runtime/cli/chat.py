@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serai.runtime.cli.options import Budget, Precision, PrecisionName, Threads
+from serai.runtime.cli.options import Budget, Precision, PrecisionName, Threads, Trunk
 from serai.runtime.cli.output import FAILED, Output, reporting
 from serai.runtime.cli.run import default_store
 from serai.runtime.cli.sampling_options import (
@@ -69,6 +69,7 @@ def chat(
     seed: Seed = None,
     min_tokens: MinTokens = 0,
     precision: Precision = PrecisionName.FAST,
+    trunk: Trunk = None,
     budget: Budget = None,
     threads: Threads = None,
 ) -> None:
@@ -100,7 +101,17 @@ def chat(
             min_tokens=min_tokens,
         )
         job = _Job(
-            model, resume, system, thinking, store or default_store(os.environ), params, precision, budget, threads, out
+            model,
+            resume,
+            system,
+            thinking,
+            store or default_store(os.environ),
+            params,
+            precision,
+            trunk,
+            budget,
+            threads,
+            out,
         )
         with leaving_at_once("interrupted before anything was read, so there is nothing new to resume"):
             done = anyio.run(job.work)
@@ -129,6 +140,7 @@ class _Job:
     store: Path
     params: "SamplingParams"
     precision: PrecisionName
+    trunk: str | None
     budget: str | None
     threads: int | None
     out: Output
@@ -155,6 +167,7 @@ class _Job:
                 budget=self.budget,
                 store=self.store,
                 precision=self.precision.value,
+                trunk=self.trunk,
                 threads=self.threads,
                 progress=lambda opening: tell(opening.stage, opening.done, opening.total),
             ) as runtime:
@@ -178,6 +191,8 @@ class _Job:
             words += ["--store", str(self.store)]
         if self.precision is not PrecisionName.FAST:
             words += ["--precision", self.precision.value]
+        if self.trunk is not None:
+            words += ["--trunk", self.trunk]
         if self.budget is not None:
             words += ["--budget", self.budget]
         return shlex.join(words)

@@ -25,6 +25,10 @@ Precision = Annotated[
     PrecisionName,
     typer.Option("--precision", help="float32 activations and latents, or 8-bit activations and bfloat16 latents."),
 ]
+Trunk = Annotated[
+    str | None,
+    typer.Option("--trunk", metavar="q8", help="Hold the large projections in 8 bits. [default: as they are stored]"),
+]
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads to compute with. [default: the cores there are]")
 ]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serai.runtime.cli.monitor import check_terminal
-from serai.runtime.cli.options import Budget, Json, Model, Precision, PrecisionName, Threads
+from serai.runtime.cli.options import Budget, Json, Model, Precision, PrecisionName, Threads, Trunk
 from serai.runtime.cli.output import Output, reporting
 from serai.runtime.cli.sampling_options import (
     FrequencyPenalty,
@@ -70,6 +70,7 @@ def run(
         bool, typer.Option("--monitor", help="Show the session monitor meanwhile; the text is printed when it is left.")
     ] = False,
     precision: Precision = PrecisionName.FAST,
+    trunk: Trunk = None,
     budget: Budget = None,
     threads: Threads = None,
     as_json: Json = False,
@@ -100,7 +101,7 @@ def run(
         if show_monitor:
             check_terminal("leave --monitor out")
         kept = store or default_store(os.environ)
-        job = _Job(model, text, resume, kept, params, precision.value, budget, threads, show_monitor, out)
+        job = _Job(model, text, resume, kept, params, precision.value, trunk, budget, threads, show_monitor, out)
         with leaving_at_once("interrupted before anything was read, so there is nothing new to resume"):
             done = anyio.run(job.work)
         _report(out, job, done)
@@ -148,6 +149,7 @@ class _Job:
     store: Path
     params: "SamplingParams"
     precision: str
+    trunk: str | None
     budget: str | None
     threads: int | None
     monitored: bool
@@ -168,6 +170,7 @@ class _Job:
                 budget=self.budget,
                 store=self.store,
                 precision=self.precision,
+                trunk=self.trunk,
                 threads=self.threads,
                 progress=lambda opening: tell(opening.stage, opening.done, opening.total),
             ) as runtime:
@@ -199,6 +202,8 @@ class _Job:
             words += ["--store", str(self.store)]
         if self.precision != PrecisionName.FAST.value:
             words += ["--precision", self.precision]
+        if self.trunk is not None:
+            words += ["--trunk", self.trunk]
         return shlex.join(words)
 
     async def _session(self, runtime: "Runtime") -> "Session":

@@ -25,6 +25,7 @@ from serai.runtime.models.tensor_table import (
     find_prefix,
     trunk_tensors,
 )
+from serai.runtime.models.trunk import Trunk
 from serai.runtime.state import Part, part_bytes, session_bytes
 
 DEFAULT_CONTEXT_TOKENS = 4096
@@ -54,9 +55,10 @@ class ByLatents:
 class MemoryPlan:
     """The table behind `serai plan`. All sizes in bytes.
 
-    `trunk_bytes` is the trunk as held in memory (`memory_weights.py`), `trunk_stored_bytes` the same tensors in the
-    files. A tied embedding counts once. `expert_bytes` is a routed expert in the files, `expert_slot_bytes` the record
-    that holds one in memory; the floors and `min_expert_bytes` count records.
+    `trunk_bytes` is the trunk as held in memory (`memory/weights.py`), `trunk_stored_bytes` the same tensors in the
+    files, `q8_trunk_saves_bytes` what 8-bit projections would save of the floors. A tied embedding counts once.
+    `expert_bytes` is a routed expert in the files, `expert_slot_bytes` the record that holds one in memory; the floors
+    and `min_expert_bytes` count records.
 
     `session_bytes` is KDA state, conv tails and the latents of `context_tokens`; `hot_session_bytes` is what a
     session in RAM holds: that, with whole pages of latents and the next-token logits. `running_session_bytes` adds the
@@ -71,7 +73,9 @@ class MemoryPlan:
     family: str
     context_tokens: int
     step_rows: int
+    trunk: str
     trunk_bytes: int
+    q8_trunk_saves_bytes: int
     trunk_stored_bytes: int
     scratch_bytes: int
     moe_layers: int
@@ -115,6 +119,7 @@ def plan_memory(
     context_tokens: int = DEFAULT_CONTEXT_TOKENS,
     step_rows: int = DEFAULT_STEP_ROWS,
     kernel_scratch_bytes: int = 0,
+    trunk: Trunk = Trunk.AS_STORED,
 ) -> MemoryPlan:
     """The plan for sessions of `context_tokens` tokens and steps of up to `step_rows` rows.
 
@@ -145,10 +150,12 @@ def plan_memory(
     moe = config.moe
     per_layer, per_token = (moe.experts, moe.experts_per_token) if moe is not None else (0, 0)
     experts = config.moe_layers * per_layer
-    trunk = sum(held_bytes(config, spec, dtypes[name]) for name, spec in specs.items())
+    held = {kind: sum(held_bytes(config, spec, dtypes[name], kind) for name, spec in specs.items()) for kind in Trunk}
     token_experts = config.moe_layers * per_token
     reading = READING_RECORDS if moe is not None else 0
-    scratch = ScratchShape.of(config).bytes_for(step_rows) + kernel_scratch_bytes
+    shape = ScratchShape.of(config)
+    activations = shape.q8_activation_bytes(step_rows)
+    scratch = shape.bytes_for(step_rows) + kernel_scratch_bytes + (activations if trunk is Trunk.Q8 else 0)
     layouts = {latents: state_layout(config, latents) for latents in LatentType}
     layout = layouts[LatentType.FLOAT32]
     running = _by_latents({kind: _running_bytes(layouts[kind], context_tokens) for kind in LatentType})
@@ -159,7 +166,9 @@ def plan_memory(
         family=config.family.value,
         context_tokens=context_tokens,
         step_rows=step_rows,
-        trunk_bytes=trunk,
+        trunk=trunk.value,
+        trunk_bytes=held[trunk],
+        q8_trunk_saves_bytes=held[trunk] - held[Trunk.Q8] - (activations if trunk is not Trunk.Q8 else 0),
         trunk_stored_bytes=sum(_stored_bytes(spec, dtypes[name], files, prefix + name) for name, spec in specs.items()),
         scratch_bytes=scratch,
         moe_layers=config.moe_layers,
@@ -184,10 +193,10 @@ def plan_memory(
         session_bytes=_plus(latent, part_bytes(layout, Part.FIXED)),
         hot_session_bytes=_by_latents({kind: session_bytes(layouts[kind], context_tokens) for kind in LatentType}),
         running_session_bytes=running,
-        floor_bytes=_plus(running, trunk + scratch + experts * slot),
+        floor_bytes=_plus(running, held[trunk] + scratch + experts * slot),
         # A model with few experts needs less to hold them all than to read them.
-        streaming_floor_bytes=_plus(running, trunk + scratch + min((per_token + reading) * slot, experts * slot)),
-        working_set_bytes=_plus(running, trunk + scratch + (token_experts + reading) * slot),
+        streaming_floor_bytes=_plus(running, held[trunk] + scratch + min((per_token + reading) * slot, experts * slot)),
+        working_set_bytes=_plus(running, held[trunk] + scratch + (token_experts + reading) * slot),
         comparison=(*alternatives(config, value_bytes=2), *PUBLISHED),
     )
 
@@ -219,6 +228,8 @@ def check_budget(plan: MemoryPlan, budget_bytes: int, latents: LatentType, *, st
         options.append(f"a context of {tokens:,} tokens")
     if latents is LatentType.FLOAT32 and budget_bytes >= floors.bfloat16:
         options.append("bfloat16 latents")
+    if plan.q8_trunk_saves_bytes > 0 and budget_bytes >= floor - plan.q8_trunk_saves_bytes:
+        options.append('trunk="q8"')
     raise BudgetTooSmall(
         budget_bytes=budget_bytes, floor_bytes=floor, would_fit=f"that is {parts}; {' or '.join(options)} would fit"
     )

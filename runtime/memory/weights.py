@@ -1,7 +1,8 @@
 """Bytes a tensor takes once it is loaded, from its shape and element type alone.
 
-Matrices keep their element type and are packed in blocks of 16 output rows, the last block filled up with zeros; small
-vectors are widened to float32. An expert is one record of whole pages, so that it can be read from disk by itself.
+Matrices keep their element type, unless a smaller trunk is asked for, and are packed in blocks of 16 output rows, the
+last block filled up with zeros; small vectors are widened to float32. An expert is one record of whole pages, so that
+it can be read from disk by itself.
 """
 
 from math import prod
@@ -9,6 +10,7 @@ from math import prod
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.models.dtypes import STORAGE
 from serai.runtime.models.tensor_table import TensorRole, TensorSpec
+from serai.runtime.models.trunk import Trunk, q8_bytes
 
 BLOCK_ROWS = 16
 """Output rows of a packed matrix that lie interleaved, one to a lane."""
@@ -19,7 +21,7 @@ RECORD_BYTES = 4096
 _VECTORS = frozenset((TensorRole.NORM, TensorRole.CONV, TensorRole.DECAY, TensorRole.BIAS, TensorRole.MIX))
 
 
-def held_bytes(config: ModelConfig, spec: TensorSpec, dtype: str) -> int:
+def held_bytes(config: ModelConfig, spec: TensorSpec, dtype: str, trunk: Trunk = Trunk.AS_STORED) -> int:
     """Bytes in memory of a tensor of the trunk that is stored as `dtype`."""
     if spec.role is TensorRole.FOLDED:
         return 0
@@ -32,6 +34,8 @@ def held_bytes(config: ModelConfig, spec: TensorSpec, dtype: str) -> int:
         keys = padded_rows(mla.kv_lora_rank) * mla.nope_dim
         return mla.heads * (keys + padded_rows(mla.v_dim) * mla.kv_lora_rank) * itemsize
     rows, columns = spec.shape
+    if trunk.quantises(spec):
+        return q8_bytes(padded_rows(rows), columns)
     return padded_rows(rows) * columns * itemsize
 
 

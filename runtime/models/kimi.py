@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.checkpoints.snapshot import StateLayout
-from serai.kernels.matmul import gather_rows, matmul
+from serai.kernels.matmul import gather_rows
 from serai.kernels.norms import attn_res, rms_norm
 from serai.runtime.experts.access import Experts, Wait
 from serai.runtime.models.batch import Batch, Outputs
 from serai.runtime.models.config import ModelConfig
-from serai.runtime.models.layers import Context, dense_layer, kda_layer, mla_layer, moe_layer
+from serai.runtime.models.layers import Context, dense_layer, kda_layer, mla_layer, moe_layer, product
 from serai.runtime.models.scratch import Scratch
+from serai.runtime.models.trunk import Trunk
 from serai.runtime.models.weights import KdaWeights, Mixing, ModelWeights, MoeWeights
 
 
@@ -32,6 +33,7 @@ class KimiModel:
         *,
         max_rows: int,
         fast: bool,
+        trunk: Trunk = Trunk.AS_STORED,
         looks_ahead: bool = False,
     ) -> None:
         self.config = config
@@ -39,7 +41,7 @@ class KimiModel:
         self.experts = experts
         self.layout = layout
         self.max_rows = max_rows
-        self.scratch = Scratch(config, max_rows, fast=fast)
+        self.scratch = Scratch(config, max_rows, fast=fast, trunk=trunk)
         self._context = Context(config, layout, self.scratch, experts, fast, looks_ahead)
 
     @property
@@ -100,7 +102,7 @@ class KimiModel:
         normed = np.empty(chosen.shape[1:], dtype=np.float32)
         self._norm(chosen, committed, self.weights.output_mixing, self.weights.norm, normed)
         logits = np.empty((len(batch.logit_rows), self.config.vocab_size), dtype=np.float32)
-        matmul(normed, 0, self.weights.head, logits, 0)
+        product(self._context, normed, [(self.weights.head, 0)], logits)
         return logits
 
     def _norm(

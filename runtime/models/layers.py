@@ -1,6 +1,6 @@
 """The four kinds of sub-layer, each from its normalised input `[rows, hidden]` to the running sum it adds to."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -11,10 +11,13 @@ from serai.checkpoints.snapshot import StateLayout
 from serai.kernels.kda import kda
 from serai.kernels.latents import store_latents
 from serai.kernels.matmul import matmul
+from serai.kernels.matmul_fast import matmul_fast
+from serai.kernels.matrix import Format, Matrix
 from serai.kernels.mla import attend
 from serai.kernels.moe import activate, combine, experts, group, route
 from serai.kernels.norms import add as add_rows
 from serai.kernels.norms import rms_norm, sigmoid_gate
+from serai.kernels.quantize import quantize_rows
 from serai.runtime.errors import SeraiError
 from serai.runtime.experts.access import Experts, Wait, pairs_of
 from serai.runtime.models.batch import Batch
@@ -30,8 +33,9 @@ MOST_ROWS_TO_GUESS = 64
 class Context:
     """What every sub-layer needs besides its weights.
 
-    `fast` chooses 8-bit activations for packed experts; `looks_ahead` has experts guessed and read before their layer
-    comes. `failures` collects the rows of the present pass that lack an expert which could not be read.
+    `fast` chooses 8-bit activations for packed experts and for projections held in 8 bits; `looks_ahead` has experts
+    guessed and read before their layer comes. `failures` collects the rows of the present pass that lack an expert
+    which could not be read.
     """
 
     config: ModelConfig
@@ -57,6 +61,29 @@ class Context:
         return self.held_experts
 
 
+def product(
+    context: Context,
+    x: NDArray[np.float32],
+    matrices: Sequence[tuple[Matrix, int]],
+    out: NDArray[np.float32],
+    *,
+    add: bool = False,
+) -> None:
+    """`out[:, start:] (+)= x @ matrix.T` for each matrix and the column where its product starts.
+
+    `x` is `[rows, columns]`. In `fast`, matrices held in 8 bits meet 8-bit activations; all others meet float32 ones.
+    """
+    activations = None
+    for matrix, start in matrices:
+        if context.fast and matrix.format is Format.Q8:
+            if activations is None:
+                activations = context.scratch.activations(len(x), matrix.cols)
+                quantize_rows(x, 0, activations)
+            matmul_fast(activations, matrix, out, start, add)
+        else:
+            matmul(x, 0, matrix, out, start, add)
+
+
 def kda_layer(
     context: Context,
     weights: KdaWeights,
@@ -71,7 +98,7 @@ def kda_layer(
     shape, scratch, rows = context.config.kda, context.scratch, batch.rows
     columns = weights.projections.columns
     projected = scratch.view("projected", rows, weights.projections.width)
-    matmul(normed, 0, weights.projections.matrix, projected, 0)
+    product(context, normed, weights.projections.matrices, projected)
     decay = scratch.view("wide", rows, shape.width)
     matmul(projected, columns["decay"], weights.decay, decay, 0)
     gate, gate_column = projected, columns["gate"]
@@ -107,7 +134,7 @@ def kda_layer(
         0,
         scratch.kda,
     )
-    matmul(mixed, 0, weights.out, running, 0, add=add)
+    product(context, mixed, [(weights.out, 0)], running, add=add)
 
 
 def mla_layer(
@@ -124,14 +151,14 @@ def mla_layer(
     config, shape, scratch, rows = context.config, context.config.mla, context.scratch, batch.rows
     columns = weights.projections.columns
     projected = scratch.view("projected", rows, weights.projections.width)
-    matmul(normed, 0, weights.projections.matrix, projected, 0)
+    product(context, normed, weights.projections.matrices, projected)
     queries, query_column = projected, columns["q"]
     if weights.q_norm is not None and weights.q_b is not None:
         rank = len(weights.q_norm)
         low = scratch.view("wide", rows, rank)
         rms_norm(projected, columns["q"], rank, weights.q_norm, config.latent_norm_eps, low, 0)
         queries, query_column = scratch.view("mixed", rows, shape.heads * shape.query_dim), 0
-        matmul(low, 0, weights.q_b, queries, 0)
+        product(context, low, [(weights.q_b, 0)], queries)
 
     width, lora = shape.latent_width, shape.kv_lora_rank
     absorbed = scratch.view("wide", rows, shape.heads * width)
@@ -155,7 +182,7 @@ def mla_layer(
     matmul(latents, 0, weights.value_up, values, 0, x_stride=lora, out_stride=shape.v_dim)
     if shape.output_gate:
         sigmoid_gate(values, 0, projected, columns["gate"], shape.heads * shape.v_dim)
-    matmul(values, 0, weights.out, running, 0, add=add)
+    product(context, values, [(weights.out, 0)], running, add=add)
 
 
 def dense_layer(
@@ -165,10 +192,10 @@ def dense_layer(
     rows = len(normed)
     columns = weights.gate_up.columns
     projected = context.scratch.view("projected", rows, weights.gate_up.width)
-    matmul(normed, 0, weights.gate_up.matrix, projected, 0)
+    product(context, normed, weights.gate_up.matrices, projected)
     inner = context.scratch.view("wide", rows, weights.down.cols)
     activate(projected, columns["gate"], columns["up"], weights.down.cols, context.config.activation, inner, 0)
-    matmul(inner, 0, weights.down, running, 0, add=True)
+    product(context, inner, [(weights.down, 0)], running, add=True)
 
 
 def moe_layer(
@@ -198,7 +225,7 @@ def moe_layer(
     source, column = normed, 0
     if weights.projections is not None:
         projected = scratch.view("projected", rows, weights.projections.width)
-        matmul(normed, 0, weights.projections.matrix, projected, 0)
+        product(context, normed, weights.projections.matrices, projected)
         if moe.has_latent:
             source, column = projected, weights.projections.columns["latent"]
     routed = scratch.view("mixed", rows, moe.latent)
@@ -208,13 +235,13 @@ def moe_layer(
     else:
         if weights.latent_norm is not None:
             rms_norm(routed, 0, moe.latent, weights.latent_norm, context.config.rms_norm_eps, routed, 0)
-        matmul(routed, 0, weights.latent_up, running, 0, add=True)
+        product(context, routed, [(weights.latent_up, 0)], running, add=True)
     if weights.shared_down is not None and weights.projections is not None:
         inner = scratch.view("wide", rows, moe.shared_inner)
         columns = weights.projections.columns
         gate, up = columns["shared_gate"], columns["shared_up"]
         activate(projected, gate, up, moe.shared_inner, context.config.activation, inner, 0)
-        matmul(inner, 0, weights.shared_down, running, 0, add=True)
+        product(context, inner, [(weights.shared_down, 0)], running, add=True)
 
 
 def _route(

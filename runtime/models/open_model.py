@@ -21,13 +21,15 @@ from serai.runtime.models.locate import locate_model
 from serai.runtime.models.safetensors_files import CheckpointFiles
 from serai.runtime.models.tensor_check import check_tensors
 from serai.runtime.models.tensor_table import find_prefix
+from serai.runtime.models.trunk import Trunk
 from serai.runtime.models.weight_identity import weight_identity
 from serai.runtime.models.weights import load_weights
 from serai.runtime.text.tokenizer import Tokenizer
 
 
 class Precision(Enum):
-    """EXACT: float32 activations and latents. FAST: 8-bit activations against packed experts, bfloat16 latents."""
+    """EXACT: float32 activations and latents. FAST: 8-bit activations against 4-bit and 8-bit weights, bfloat16
+    latents."""
 
     EXACT = "exact"
     FAST = "fast"
@@ -91,6 +93,7 @@ def load_model(
     precision: Precision,
     *,
     max_rows: int,
+    trunk: Trunk = Trunk.AS_STORED,
     expert_slots: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
@@ -101,7 +104,7 @@ def load_model(
     """
     config = found.config
     layout = state_layout(config, precision.latents)
-    weights = load_weights(config, found.files, found.prefix, progress)
+    weights = load_weights(config, found.files, found.prefix, trunk, progress)
     experts = None
     if config.moe is not None:
         experts = open_experts(config, found.files, found.prefix, expert_slots)
@@ -112,19 +115,20 @@ def load_model(
         layout,
         max_rows=max_rows,
         fast=precision is Precision.FAST,
+        trunk=trunk,
         looks_ahead=expert_slots is not None,
     )
-    return LoadedModel(model, layout, _fingerprint(found, precision, layout))
+    return LoadedModel(model, layout, _fingerprint(found, precision, trunk, layout))
 
 
-def _fingerprint(found: FoundModel, precision: Precision, layout: StateLayout) -> Fingerprint:
+def _fingerprint(found: FoundModel, precision: Precision, trunk: Trunk, layout: StateLayout) -> Fingerprint:
     config = found.config
     return Fingerprint(
         config=blake3(config.raw.encode()).hexdigest(),
         tokenizer="none" if found.tokenizer is None else found.tokenizer.fingerprint(),
         chat_format=chat_format_id(config.family.value) or "none",
         precision=precision.value,
-        trunk="as stored",
+        trunk=trunk.value,
         latents=precision.latents.value,
         experts_per_token=0 if config.moe is None else config.moe.experts_per_token,
         state_layout=layout.describe(),

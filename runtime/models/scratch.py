@@ -10,6 +10,7 @@ from serai.kernels.quantize import Quantized
 from serai.kernels.threads import threads
 from serai.runtime.models.config import ExpertFormat, ModelConfig
 from serai.runtime.models.scratch_shape import ScratchShape
+from serai.runtime.models.trunk import Trunk
 
 
 def kernel_scratch_bytes(config: ModelConfig, rows: int) -> int:
@@ -27,7 +28,7 @@ def kernel_scratch_bytes(config: ModelConfig, rows: int) -> int:
 class Scratch:
     """Flat buffers handed out as `[rows, width]` views, so that every product is contiguous."""
 
-    def __init__(self, config: ModelConfig, max_rows: int, *, fast: bool) -> None:
+    def __init__(self, config: ModelConfig, max_rows: int, *, fast: bool, trunk: Trunk = Trunk.AS_STORED) -> None:
         shape = self._shape = ScratchShape.of(config)
         pairs = max_rows * shape.picks
         widths = {
@@ -54,16 +55,26 @@ class Scratch:
         self.quantised: tuple[Quantized, Quantized] | None = None
         if moe is not None and config.expert_format is ExpertFormat.MXFP4 and fast:
             self.quantised = Quantized.empty(max_rows, moe.latent), Quantized.empty(pairs, moe.inner)
+        self._activations: Quantized | None = None
+        if trunk is Trunk.Q8 and fast:
+            self._activations = Quantized.empty(max_rows, shape.inputs)
 
     @property
     def bytes(self) -> int:
         """Bytes of all buffers together."""
         arrays = [*self._floats.values(), self._picks, self.pairs, self.distinct, self.starts, self.kda, self.mla]
-        return sum(one.nbytes for one in [*arrays, *(self.quantised or ())])
+        held = [*(self.quantised or ()), *([] if self._activations is None else [self._activations])]
+        return sum(one.nbytes for one in [*arrays, *held])
 
     def view(self, name: str, rows: int, width: int) -> NDArray[np.float32]:
         """Buffer `name` as float32 `[rows, width]`; what it holds is unknown."""
         return self._floats[name][: rows * width].reshape(rows, width)
+
+    def activations(self, rows: int, columns: int) -> Quantized:
+        """Room for that many rows as 8-bit numbers, for a product with 8-bit weights; what it holds is unknown."""
+        if self._activations is None:
+            raise AssertionError("8-bit activations are for an 8-bit trunk in fast precision")
+        return self._activations.part(rows, columns)
 
     def blocks(self, rows: int) -> NDArray[np.float32]:
         """The residual blocks, float32 `[blocks, rows, hidden]`; the running sum lies behind the committed ones."""

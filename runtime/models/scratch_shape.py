@@ -4,14 +4,16 @@ from dataclasses import dataclass
 
 from serai.runtime.memory.weights import padded_rows
 from serai.runtime.models.config import LayerKind, ModelConfig
+from serai.runtime.models.trunk import Q8_GROUP
 
 
 @dataclass(frozen=True, slots=True)
 class ScratchShape:
     """Widths, in 4-byte numbers a row, of the buffers a step needs.
 
-    Layers take turns, so each buffer is as wide as its widest use. Not among them: the logits of a row, which belong to
-    the session's state, and what each compute thread keeps for itself.
+    Layers take turns, so each buffer is as wide as its widest use; `inputs` is the widest input of a projection, for an
+    8-bit trunk. Not among them: the logits of a row, which belong to the session's state, and what each compute thread
+    keeps for itself.
     """
 
     hidden: int
@@ -24,6 +26,7 @@ class ScratchShape:
     expert_inner: int
     expert_out: int
     experts: int
+    inputs: int
 
     @classmethod
     def of(cls, config: ModelConfig) -> "ScratchShape":
@@ -41,6 +44,7 @@ class ScratchShape:
             expert_inner=0 if moe is None else moe.inner,
             expert_out=0 if moe is None else moe.latent,
             experts=0 if moe is None else moe.experts,
+            inputs=max(_inputs(config)) // Q8_GROUP * Q8_GROUP,
         )
 
     def bytes_for(self, rows: int) -> int:
@@ -51,6 +55,10 @@ class ScratchShape:
         floats = self.hidden * (self.blocks + 1) + self.projected + self.wide + self.second + self.mixed + experts
         floats += self.experts  # the router's scores
         return 4 * (rows * floats + self.distinct(rows) + self.starts(rows))
+
+    def q8_activation_bytes(self, rows: int) -> int:
+        """Bytes of the 8-bit activations that an 8-bit trunk needs beside: codes, and three numbers per 32 of them."""
+        return rows * (self.inputs + self.inputs // Q8_GROUP * 12)
 
     def distinct(self, rows: int) -> int:
         """The most different experts that a step can visit."""
@@ -111,6 +119,19 @@ def _mixed(config: ModelConfig) -> list[int]:
         widths.append(mla.heads * max(mla.query_dim, mla.kv_lora_rank))
     if config.moe is not None:
         widths.append(config.moe.latent)
+    return widths
+
+
+def _inputs(config: ModelConfig) -> list[int]:
+    """Columns of the matrices that an 8-bit trunk can hold in 8 bits."""
+    mla, moe = config.mla, config.moe
+    widths = [config.hidden_size, config.dense_intermediate]
+    if LayerKind.KDA in config.layer_kinds:
+        widths.append(config.kda.width)
+    if LayerKind.MLA in config.layer_kinds:
+        widths += [mla.q_lora_rank or 0, mla.heads * mla.v_dim]
+    if moe is not None:
+        widths += [moe.latent, moe.shared_inner]
     return widths
 
 

@@ -34,6 +34,7 @@ class TensorRole(Enum):
     MATRIX = "matrix"
     KV_UP = "kv_up"  # kv_b_proj, held as two matrices a head
     ROUTER = "router"
+    GATE = "gate"  # what decides how much is kept, corrected or let out
     NORM = "norm"
     CONV = "conv"
     DECAY = "decay"  # A_log and dt_bias
@@ -195,14 +196,14 @@ class _Trunk:
             self.add(f"{stem}{name}_conv1d.weight", TensorRole.CONV, kda.width, 1, kda.conv_kernel, usual=self._wide)
         self.add(f"{stem}A_log", TensorRole.DECAY, kda.heads, usual="F32", at_least=True)
         self.add(f"{stem}dt_bias", TensorRole.DECAY, kda.width, usual="F32")
-        self.add_matrix(f"{stem}f_a_proj", kda.head_dim, hidden)
-        self.add_matrix(f"{stem}f_b_proj", kda.width, kda.head_dim)
-        self.add_matrix(f"{stem}b_proj", kda.heads, hidden)
+        self.add_matrix(f"{stem}f_a_proj", kda.head_dim, hidden, TensorRole.GATE)
+        self.add_matrix(f"{stem}f_b_proj", kda.width, kda.head_dim, TensorRole.GATE)
+        self.add_matrix(f"{stem}b_proj", kda.heads, hidden, TensorRole.GATE)
         if kda.full_rank_gate:
-            self.add_matrix(f"{stem}g_proj", kda.width, hidden)
+            self.add_matrix(f"{stem}g_proj", kda.width, hidden, TensorRole.GATE)
         else:
-            self.add_matrix(f"{stem}g_a_proj", kda.head_dim, hidden)
-            self.add_matrix(f"{stem}g_b_proj", kda.width, kda.head_dim)
+            self.add_matrix(f"{stem}g_a_proj", kda.head_dim, hidden, TensorRole.GATE)
+            self.add_matrix(f"{stem}g_b_proj", kda.width, kda.head_dim, TensorRole.GATE)
         self.add(f"{stem}o_norm.weight", TensorRole.NORM, kda.head_dim, usual=self._wide)
         self.add_matrix(f"{stem}o_proj", hidden, kda.width)
 
@@ -219,7 +220,7 @@ class _Trunk:
         self.add(f"{stem}kv_a_layernorm.weight", TensorRole.NORM, mla.kv_lora_rank)
         self.add_matrix(f"{stem}kv_b_proj", mla.heads * (mla.nope_dim + mla.v_dim), mla.kv_lora_rank, TensorRole.KV_UP)
         if mla.output_gate:
-            self.add_matrix(f"{stem}g_proj", mla.heads * mla.v_dim, hidden)
+            self.add_matrix(f"{stem}g_proj", mla.heads * mla.v_dim, hidden, TensorRole.GATE)
         self.add_matrix(f"{stem}o_proj", hidden, mla.heads * mla.v_dim)
 
     def add_moe(self, stem: str, moe: MoeConfig) -> None:

@@ -11,22 +11,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serai.kernels.matrix import Matrix, concat, pack, pack_heads
+from serai.kernels.matrix import LANES, Matrix, concat, pack, pack_heads, pack_q8
 from serai.runtime.models.config import LayerKind, ModelConfig
 from serai.runtime.models.safetensors_files import CheckpointFiles
+from serai.runtime.models.tensor_table import trunk_tensors
+from serai.runtime.models.trunk import Trunk
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Several projections of one input as one matrix; piece `name` of the product starts at `columns[name]`."""
+    """Several projections of one input; piece `name` of the product starts at `columns[name]`.
 
-    matrix: Matrix
+    They are one matrix, or two where only some are held in 8 bits, each with the column where its product starts.
+    """
+
+    matrices: tuple[tuple[Matrix, int], ...]
     columns: Mapping[str, int]
 
     @property
     def width(self) -> int:
         """Columns of the product, padding between pieces included."""
-        return self.matrix.rows
+        matrix, start = self.matrices[-1]
+        return start + matrix.blocks * LANES
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +125,10 @@ class ModelWeights:
 class _Reader:
     """Tensors of a checkpoint by their name without the family's prefix."""
 
-    def __init__(self, files: CheckpointFiles, prefix: str) -> None:
+    def __init__(self, config: ModelConfig, files: CheckpointFiles, prefix: str, trunk: Trunk) -> None:
         self._files = files
         self._prefix = prefix
+        self._in_8_bits = frozenset(name for name, spec in trunk_tensors(config).items() if trunk.quantises(spec))
 
     def raw(self, name: str) -> NDArray[Any]:
         """As stored: float32, or bfloat16 bits in uint16, or bytes."""
@@ -132,25 +139,35 @@ class _Reader:
         return np.ascontiguousarray(self._files.read_float32(self._prefix + name).reshape(-1))
 
     def group(self, parts: Mapping[str, str]) -> Group:
-        """Matrices by piece name, laid side by side."""
-        matrix, columns = concat([self.raw(name) for name in parts.values()])
-        return Group(matrix, dict(zip(parts, columns, strict=True)))
+        """Matrices by piece name, laid side by side: first those held in 8 bits, then the others."""
+        matrices: list[tuple[Matrix, int]] = []
+        columns: dict[str, int] = {}
+        width = 0
+        for in_8_bits in (True, False):
+            some = {piece: name for piece, name in parts.items() if (name in self._in_8_bits) is in_8_bits}
+            if some:
+                matrix, starts = concat([self.raw(name) for name in some.values()], as_q8=in_8_bits)
+                matrices.append((matrix, width))
+                columns |= {piece: width + start for piece, start in zip(some, starts, strict=True)}
+                width += matrix.blocks * LANES
+        return Group(tuple(matrices), columns)
 
     def matrix(self, name: str) -> Matrix:
-        return pack(self.raw(name))
+        return (pack_q8 if name in self._in_8_bits else pack)(self.raw(name))
 
 
 def load_weights(
     config: ModelConfig,
     files: CheckpointFiles,
     prefix: str,
+    trunk: Trunk = Trunk.AS_STORED,
     progress: Callable[[int, int], None] | None = None,
 ) -> ModelWeights:
     """Read and lay out the trunk; the tensors have been checked against the configuration before.
 
     `progress(done, total)` is called after each layer.
     """
-    read = _Reader(files, prefix)
+    read = _Reader(config, files, prefix, trunk)
     embedding = read.matrix("model.embed_tokens.weight")
     layers = []
     for index in range(config.num_layers):

@@ -13,6 +13,7 @@ from serai.runtime.models.config import ModelConfig, load_config, parse_config
 from serai.runtime.models.safetensors_files import CheckpointFiles
 from serai.runtime.models.scratch_shape import ScratchShape
 from serai.runtime.models.tensor_table import expert_tensors, trunk_tensors
+from serai.runtime.models.trunk import Trunk
 from tests.runtime.models.small_checkpoints import (
     DATA,
     changed,
@@ -126,7 +127,7 @@ def test_the_refusal_names_what_would_fit_and_it_does() -> None:
     plan = small_plan()
     page = plan.latent_page_bytes.float32
     budget = plan.floor_bytes.float32 - 3 * page
-    with pytest.raises(BudgetTooSmall, match=r"a context of 448 tokens or bfloat16 latents would fit"):
+    with pytest.raises(BudgetTooSmall, match=r"a context of 448 tokens or bfloat16 latents or trunk=\"q8\" would fit"):
         check_budget(plan, budget, LatentType.FLOAT32)
     check_budget(small_plan(448), budget, LatentType.FLOAT32)
     with pytest.raises(BudgetTooSmall):
@@ -134,6 +135,21 @@ def test_the_refusal_names_what_would_fit_and_it_does() -> None:
     check_budget(plan, budget, LatentType.BFLOAT16)
     with pytest.raises(BudgetTooSmall, match=rf"; a budget of {plan.floor_bytes.float32:,} bytes would fit$"):
         check_budget(plan, 1, LatentType.FLOAT32)
+
+
+def test_the_refusal_names_the_8_bit_trunk_where_that_would_fit_and_it_does() -> None:
+    config = parse_config(linear_raw())
+    plan = small_plan()
+    budget = plan.floor_bytes.bfloat16 - plan.q8_trunk_saves_bytes
+    with pytest.raises(BudgetTooSmall, match=r'or trunk="q8" would fit'):
+        check_budget(plan, budget, LatentType.BFLOAT16)
+    in_8_bits = plan_memory(config, context_tokens=640, step_rows=8, trunk=Trunk.Q8)
+    check_budget(in_8_bits, budget, LatentType.BFLOAT16)
+    assert (plan.trunk, in_8_bits.trunk, in_8_bits.q8_trunk_saves_bytes) == ("as stored", "q8", 0)
+    for made, short in ((plan, budget - 1), (in_8_bits, budget - 1)):
+        with pytest.raises(BudgetTooSmall) as caught:
+            check_budget(made, short, LatentType.BFLOAT16)
+        assert "trunk=" not in str(caught.value)
 
 
 def test_sessions_that_fit_are_counted_to_the_byte() -> None:
