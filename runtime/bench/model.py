@@ -15,9 +15,12 @@ import numpy as np
 
 from serai.kernels.compile import warm
 from serai.kernels.threads import threads
+from serai.runtime.bench.against import LLAMA_CLAIMS, bench_against_llama
+from serai.runtime.bench.llama import why_not
 from serai.runtime.bench.mid import MidModel, cached_mid_model, largest_that_fits, with_layers
 from serai.runtime.bench.report import Claim, Report
 from serai.runtime.checks.stepping import Stepper
+from serai.runtime.errors import BadParameter
 from serai.runtime.memory.limits import default_budget
 from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
 from serai.runtime.state import State, StatePool, page_view, session_bytes
@@ -29,7 +32,6 @@ QUICK_CONTEXTS = (0, 4_096)
 PREFILL_TOKENS = 512
 PROMPT_TOKENS = 64
 STEPS, QUICK_STEPS = 9, 5
-LLAMA_CLAIMS = (("decode_vs_llama", 1.4), ("prefill_vs_llama", 4.0), ("sessions8_vs_llama", 3.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,35 @@ def bench_model(folder: Path, *, quick: bool, tell: Callable[[str], None]) -> Re
     sessions, contexts = (QUICK_SESSIONS, QUICK_CONTEXTS) if quick else (SESSIONS, CONTEXTS)
     cells = measure(loaded, limit, sessions, contexts, QUICK_STEPS if quick else STEPS, tell)
     return Report("model", tuple(_claims(cells, made)), tuple(cell.row() for cell in cells))
+
+
+def bench_against(folder: Path, peer: str, *, quick: bool, tell: Callable[[str], None]) -> Report:
+    """The same model in serai and in `peer`, which can only be "llama"; `folder` keeps the model in both forms.
+
+    Raises `BadParameter` for another peer. Where llama.cpp isn't installed the claims say so and are not measured.
+    """
+    if peer != "llama":
+        raise BadParameter(f"--against is 'llama', not {peer!r}")
+    if (why := why_not()) is not None:
+        return Report("model", tuple(_unmeasured(why)))
+    from serai.runtime.bench.gguf_model import write_gguf  # needs the extra
+
+    # The weights in the checkpoint's form (as they are read), in serai's and in llama.cpp's.
+    room = default_budget().budget_bytes // 3
+    shape = with_layers(largest_that_fits(room), 4 if quick else 16, 32_768)
+    tell(f"a model of {shape.layers} layers in K3's layout")
+    made = cached_mid_model(folder, shape)
+    gguf = made.folder.with_suffix(".gguf")
+    if not gguf.exists():
+        tell("the same as GGUF")
+        unfinished = gguf.with_suffix(".unfinished")
+        found = find_model(made.folder)
+        try:
+            write_gguf(found.config, found.files, unfinished)
+        finally:
+            found.files.close()
+        unfinished.rename(gguf)
+    return bench_against_llama(made, gguf, quick=quick, tell=tell)
 
 
 def measure(
@@ -159,6 +190,8 @@ def _claims(cells: Sequence[Cell], made: MidModel) -> list[Claim]:
     for name, (kind, count, what) in wanted.items():
         speed = speeds.get((kind, count, 0))
         claims.append(Claim(name, speed, "tok/s", None, None, f"{what} at the start of a context; {where}"))
-    why = "llama.cpp was not run beside it: it needs the same weights as a GGUF, with the trunk in Q8_0"
-    claims += [Claim(name, None, "ratio", f">= {least:g}", None, why) for name, least in LLAMA_CLAIMS]
-    return claims
+    return claims + _unmeasured("llama.cpp was not run beside it: give --against llama")
+
+
+def _unmeasured(why: str) -> list[Claim]:
+    return [Claim(name, None, "ratio", f">= {least:g}", None, why) for name, least in LLAMA_CLAIMS]

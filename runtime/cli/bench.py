@@ -118,12 +118,24 @@ def tree(quick: Quick = False, folder: Folder = None, as_json: Json = False) -> 
 
 
 @app.command()
-def model(quick: Quick = False, folder: Folder = None, as_json: Json = False) -> None:
+def model(
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="PEER", help='Run "llama" (llama.cpp, the extra bench) beside, on the same weights.'),
+    ] = None,
+    quick: Quick = False,
+    folder: Folder = None,
+    as_json: Json = False,
+) -> None:
     """Tokens a second of a mid-size model in Kimi K3's layout, by sessions at once and by context."""
     with reporting(as_json=as_json) as out:
-        from serai.runtime.bench.model import bench_model
+        from serai.runtime.bench.model import bench_against, bench_model
 
-        _show(out, bench_model(bench_folder(folder, os.environ), quick=quick, tell=out.note))
+        where = bench_folder(folder, os.environ)
+        if against is None:
+            _show(out, bench_model(where, quick=quick, tell=out.note))
+        else:
+            _show(out, bench_against(where, against, quick=quick, tell=out.note))
 
 
 @app.command()

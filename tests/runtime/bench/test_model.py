@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from serai.runtime.bench import mid, model
+from serai.runtime.bench.against import LLAMA_CLAIMS
 from serai.runtime.bench.mid import MID_K3, cached_mid_model, largest_that_fits, model_bytes, with_layers
 from serai.runtime.bench.report import BenchFailed
 from serai.runtime.bench.tiny import TINY_K3
@@ -87,9 +88,7 @@ def test_the_claims_are_named_and_none_is_made_of_a_peer_that_was_not_run(
     report = model.bench_model(tmp_path, quick=True, tell=lambda _: None)
     assert [claim.name for claim in report.claims[:3]] == ["decode_tok_s", "prefill_tok_s", "sessions8_tok_s"]
     assert all(claim.value is not None for claim in report.claims[:3])
-    assert [(claim.name, claim.holds) for claim in report.claims[3:]] == [
-        (name, None) for name, _ in model.LLAMA_CLAIMS
-    ]
+    assert [(claim.name, claim.holds) for claim in report.claims[3:]] == [(name, None) for name, _ in LLAMA_CLAIMS]
 
 
 def test_a_cut_keeps_the_attention_layers_it_has() -> None:

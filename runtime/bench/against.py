@@ -1,0 +1,170 @@
+"""`serai bench model --against llama`: the same weights, threads and tokens through serai and llama.cpp, in turns.
+
+Both hold the experts in MXFP4 and the projections in 8 bits (serai's `trunk="q8"`, llama.cpp's Q8_0). First both read
+the same prompts, and their logits must agree within what 8-bit numbers allow: otherwise nothing is compared. Then
+rounds in which each side does the same work right after the other; a claim is the median over rounds of serai's speed
+over llama.cpp's.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.kernels.compile import warm
+from serai.kernels.threads import threads
+from serai.runtime.bench.llama import Llama, crashes_with_amx
+from serai.runtime.bench.mid import MidModel
+from serai.runtime.bench.report import BenchFailed, Claim, Report
+from serai.runtime.checks.stepping import Stepper
+from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
+from serai.runtime.models.trunk import Trunk
+from serai.runtime.state import State, StatePool
+
+PREFILL_TOKENS = 512
+PROMPT_TOKENS = 64
+SESSIONS = 8
+ROUNDS, QUICK_ROUNDS = 5, 3
+STEPS, SESSION_STEPS = 16, 6
+MOST_ERROR = 0.5
+"""Relative RMS difference of logits above which the two sides do not compute the same function. Two functions that
+have nothing in common differ by 1.4; two roundings of one, by some tenths where the weights are random and a rounding
+now and then sends a token to another expert."""
+
+LLAMA_CLAIMS = (("decode_vs_llama", 1.4), ("prefill_vs_llama", 4.0), ("sessions8_vs_llama", 3.0))
+
+Tokens = NDArray[np.int32]
+
+
+class Side(Protocol):
+    """What both sides do: feed tokens after what numbered sequences hold, and forget."""
+
+    def feed(self, parts: Sequence[tuple[int, Tokens]]) -> NDArray[np.float32]: ...
+    def forget(self, sequence: int) -> None: ...
+
+
+class Serai:
+    """serai's engine with numbered sequences."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._stepper = Stepper(loaded, StatePool(loaded.layout))
+        self._states: dict[int, State] = {}
+
+    def feed(self, parts: Sequence[tuple[int, Tokens]]) -> NDArray[np.float32]:
+        before = [(self._states.get(one) or self._stepper.pool.empty(), tokens) for one, tokens in parts]
+        after, _ = self._stepper.feed(before)
+        self._states |= {one: state for (one, _), state in zip(parts, after, strict=True)}
+        return np.stack([state.logits.array for state in after if state.logits is not None])
+
+    def forget(self, sequence: int) -> None:
+        if state := self._states.pop(sequence, None):
+            state.release()
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Tokens a second of one side in one round."""
+
+    prefill: float
+    decode: float
+    sessions8: float
+
+
+def bench_against_llama(made: MidModel, gguf: Path, *, quick: bool, tell: Callable[[str], None]) -> Report:
+    """Measure both on a written model and its GGUF file."""
+    warm()
+    tell("reading the weights, serai")
+    loaded = load_model(find_model(made.folder), Precision.FAST, max_rows=PREFILL_TOKENS, trunk=Trunk.Q8)
+    tell("reading the weights, llama.cpp")
+    room = PREFILL_TOKENS + PROMPT_TOKENS + 2 * STEPS + ROUNDS * SESSION_STEPS
+    llama = Llama(gguf, threads=threads(), sequences=1 + SESSIONS, tokens=room, batch=PREFILL_TOKENS)
+    try:
+        serai = Serai(loaded)
+        tell("do both compute the same?")
+        error, agreed = compare(serai, llama, loaded.model.config.vocab_size)
+        rounds = []
+        for number in range(QUICK_ROUNDS if quick else ROUNDS):
+            tell(f"round {number + 1}")
+            rounds.append(one_round(serai, llama, loaded.model.config.vocab_size, number))
+    finally:
+        llama.close()
+        loaded.model.close()
+    return report(rounds, made, gguf, error, agreed)
+
+
+def compare(serai: Side, llama: Side, vocab: int) -> tuple[float, int]:
+    """Both read a prompt into each of the sequences 1 to 8: relative RMS difference of a prompt's logits (the median
+    prompt's), and equal top-1.
+
+    Raises `BenchFailed` when they differ by more than 8-bit numbers explain.
+    """
+    rng = np.random.default_rng(5)
+    prompts = [(1 + i, rng.integers(0, vocab, PROMPT_TOKENS).astype(np.int32)) for i in range(SESSIONS)]
+    ours, theirs = serai.feed(prompts), llama.feed(prompts)
+    error = float(np.median(np.linalg.norm(ours - theirs, axis=1) / np.linalg.norm(theirs, axis=1)))
+    agreed = int((ours.argmax(axis=1) == theirs.argmax(axis=1)).sum())
+    if not error <= MOST_ERROR:
+        raise BenchFailed(f"serai's and llama.cpp's logits differ by {error:.3f} of their size, so nothing is compared")
+    return error, agreed
+
+
+def one_round(serai: Side, llama: Side, vocab: int, number: int) -> tuple[Speeds, Speeds]:
+    """serai's and llama.cpp's speeds; who begins alternates from round to round."""
+    sides = [serai, llama] if number % 2 else [llama, serai]
+    rng = np.random.default_rng(number)
+    prompt = rng.integers(0, vocab, PREFILL_TOKENS).astype(np.int32)
+    following = rng.integers(0, vocab, (STEPS, SESSIONS, 1)).astype(np.int32)
+    for side in sides:
+        side.forget(0)
+    prefill = {id(side): _seconds(side, [[(0, prompt)]]) for side in sides}
+    decode = {id(side): _seconds(side, [[(0, one[0])] for one in following]) for side in sides}
+    together = [[(1 + i, one[i]) for i in range(SESSIONS)] for one in following[:SESSION_STEPS]]
+    sessions = {id(side): _seconds(side, together) for side in sides}
+    ours, theirs = (
+        Speeds(PREFILL_TOKENS / prefill[id(side)], 1 / decode[id(side)], SESSIONS / sessions[id(side)])
+        for side in (serai, llama)
+    )
+    return ours, theirs
+
+
+def _seconds(side: Side, steps: Sequence[Sequence[tuple[int, Tokens]]]) -> float:
+    """Median time of a step."""
+    seconds = []
+    for parts in steps:
+        began = time.perf_counter()
+        side.feed(parts)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def report(rounds: Sequence[tuple[Speeds, Speeds]], made: MidModel, gguf: Path, error: float, agreed: int) -> Report:
+    load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
+    size = f"{made.shape.layers} layers in K3's layout, {gguf.stat().st_size / 1e9:.1f} GB as GGUF"
+    if crashes_with_amx():
+        size += ", llama.cpp without its AMX layouts, in which it crashes on this architecture"
+    where = f"{size}, 8-bit projections and MXFP4 experts on both sides, {threads()} threads, {load}"
+    same = f"logits differ by {error:.3f} of their size, {agreed} of {SESSIONS} top-1 equal"
+    kinds = {
+        "decode_vs_llama": ("decode", f"one session after {PREFILL_TOKENS} tokens"),
+        "prefill_vs_llama": ("prefill", f"{PREFILL_TOKENS} tokens"),
+        "sessions8_vs_llama": ("sessions8", f"{SESSIONS} sessions together"),
+    }
+    claims = []
+    for name, least in LLAMA_CLAIMS:
+        field, what = kinds[name]
+        ratio = statistics.median(getattr(ours, field) / getattr(theirs, field) for ours, theirs in rounds)
+        ours, theirs = (statistics.median(getattr(pair[side], field) for pair in rounds) for side in (0, 1))
+        detail = f"{what}: {ours:.1f} tok/s against {theirs:.1f}, median of {len(rounds)} rounds; {where}; {same}"
+        claims.append(Claim.at_least(name, ratio, "ratio", least, detail))
+    rows: list[dict[str, object]] = [
+        {"round": number + 1, "side": side, "prefill": one.prefill, "decode": one.decode, "8 sessions": one.sessions8}
+        for number, pair in enumerate(rounds)
+        for side, one in zip(("serai", "llama.cpp"), pair, strict=True)
+    ]
+    return Report("model", tuple(claims), tuple(rows))

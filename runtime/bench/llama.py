@@ -1,0 +1,91 @@
+"""llama.cpp through llama-cpp-python, as a peer to measure beside: tokens in, logits out, sequences by number."""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.kernels.cpu import features
+from serai.runtime.bench.report import BenchFailed
+
+PINNED = "0.3.36"
+"""The release that knows this architecture; how it is built is in the README's extra `bench`."""
+
+
+def why_not() -> str | None:
+    """Why llama.cpp can't be run beside; None if it can."""
+    try:
+        import gguf
+        import llama_cpp
+    except ImportError as error:
+        return f"{error.name} is not installed: pip install 'serai[bench]' builds it, in minutes"
+    if gguf is None or llama_cpp.__version__ != PINNED:
+        return f"llama-cpp-python is {llama_cpp.__version__}, and {PINNED} is the release this was written against"
+    return None
+
+
+def crashes_with_amx() -> bool:
+    """Whether llama.cpp would lay weights out for AMX: release 0.3.36 then ends the process in its first product. It is
+    run without such layouts there, on the CPU's vector units."""
+    return bool(features().get("amx-int8"))
+
+
+class Llama:
+    """A GGUF file opened by llama.cpp with a context for `sequences` sequences of `tokens` tokens each."""
+
+    def __init__(self, path: Path, *, threads: int, sequences: int, tokens: int, batch: int) -> None:
+        import llama_cpp
+
+        self._lib: Any = llama_cpp
+        self._quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
+        llama_cpp.llama_log_set(self._quiet, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        loading = llama_cpp.llama_model_default_params()
+        loading.use_extra_bufts = not crashes_with_amx()
+        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), loading)
+        if not self._model:
+            raise BenchFailed(f"llama.cpp does not open {path}")
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = sequences * tokens, batch, batch
+        params.n_threads = params.n_threads_batch = threads
+        params.n_seq_max = sequences
+        if hasattr(params, "n_outputs_max"):
+            params.n_outputs_max = sequences
+        self._context = llama_cpp.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise BenchFailed(f"llama.cpp makes no context for {sequences} sequences of {tokens} tokens")
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._batch = llama_cpp.llama_batch_init(batch, 0, 1)
+        self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        self._positions = [0] * sequences
+
+    def feed(self, parts: Sequence[tuple[int, NDArray[np.int32]]]) -> NDArray[np.float32]:
+        """Feed each (sequence, tokens) after what that sequence holds: next-token logits `[len(parts), vocab]`."""
+        at = 0
+        for sequence, tokens in parts:
+            for offset, token in enumerate(tokens):
+                self._batch.token[at] = int(token)
+                self._batch.pos[at] = self._positions[sequence] + offset
+                self._batch.n_seq_id[at] = 1
+                self._batch.seq_id[at][0] = sequence
+                self._batch.logits[at] = offset == len(tokens) - 1
+                at += 1
+            self._positions[sequence] += len(tokens)
+        self._batch.n_tokens = at
+        if code := self._lib.llama_decode(self._context, self._batch):
+            raise BenchFailed(f"llama.cpp gave {code} for a batch of {at} tokens")
+        logits = self._lib.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(logits, (len(parts), self._vocab)).copy()
+
+    def forget(self, sequence: int) -> None:
+        """Drop all that a sequence holds."""
+        self._lib.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        self._positions[sequence] = 0
+
+    def close(self) -> None:
+        self._lib.llama_batch_free(self._batch)
+        self._lib.llama_free(self._context)
+        self._lib.llama_model_free(self._model)

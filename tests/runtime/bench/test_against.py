@@ -1,0 +1,177 @@
+"""`serai bench model --against llama`: the same weights in both forms, and no comparison of different functions."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from serai.kernels.matrix import pack_mxfp4, unpack
+from serai.runtime.bench import model
+from serai.runtime.bench.against import Serai, Speeds, compare, one_round, report
+from serai.runtime.bench.llama import Llama, why_not
+from serai.runtime.bench.mid import MidModel, cached_mid_model
+from serai.runtime.bench.report import BenchFailed
+from serai.runtime.bench.tiny import TINY_K3, TINY_LINEAR, write_tiny_model
+from serai.runtime.errors import BadParameter
+from serai.runtime.models.open_model import Precision, find_model, load_model
+from serai.runtime.models.trunk import Trunk
+
+SMALL = replace(TINY_K3, vocab=300, layers=4, attention_layers=(4,), q_lora=64)
+"""Every matrix has a multiple of 32 columns, which Q8_0 asks for."""
+
+Tokens = NDArray[np.int32]
+
+
+def test_mxfp4_weights_keep_every_value_in_llama_cpps_blocks() -> None:
+    gguf = pytest.importorskip("gguf", reason="needs the extra: pip install 'serai[bench]'")
+    from serai.runtime.bench.gguf_model import mxfp4_blocks
+
+    rng = np.random.default_rng(0)
+    packed = rng.integers(0, 256, (48, 32), dtype=np.uint8)
+    scales = rng.integers(110, 140, (48, 2), dtype=np.uint8)
+    theirs = gguf.quants.dequantize(mxfp4_blocks(packed, scales), gguf.GGMLQuantizationType.MXFP4)
+    np.testing.assert_array_equal(theirs, unpack(pack_mxfp4(packed, scales))[0])
+
+
+def test_a_gguf_holds_the_checkpoints_weights(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="needs the extra: pip install 'serai[bench]'")
+    from serai.runtime.bench.gguf_model import write_gguf
+
+    write_tiny_model(tmp_path / "m", SMALL)
+    found = find_model(tmp_path / "m")
+    assert write_gguf(found.config, found.files, tmp_path / "m.gguf") == (tmp_path / "m.gguf").stat().st_size
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+
+    def stored(name: str) -> NDArray[np.float32]:
+        return found.files.read_float32(found.prefix + name)
+
+    head, kept = tensors["output.weight"], stored("lm_head.weight")
+    values = gguf.quants.dequantize(head.data, head.tensor_type)
+    assert np.linalg.norm(values - kept) / np.linalg.norm(kept) < 0.01
+    router = tensors["blk.1.ffn_gate_inp.weight"]
+    np.testing.assert_array_equal(router.data, stored("model.layers.1.block_sparse_moe.gate.weight"))
+    assert tensors["blk.1.ffn_gate_exps.weight"].tensor_type == gguf.GGMLQuantizationType.MXFP4
+    decay = tensors["blk.0.ssm_a"].data
+    np.testing.assert_allclose(decay, -np.exp(stored("model.layers.0.self_attn.A_log").reshape(-1)[:4]), rtol=1e-6)
+    found.files.close()
+
+
+def test_only_k3_with_packed_experts_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="needs the extra: pip install 'serai[bench]'")
+    from serai.runtime.bench.gguf_model import write_gguf
+
+    write_tiny_model(tmp_path / "m", TINY_LINEAR)
+    found = find_model(tmp_path / "m")
+    with pytest.raises(BenchFailed, match="only a Kimi K3 with MXFP4 experts"):
+        write_gguf(found.config, found.files, tmp_path / "m.gguf")
+    found.files.close()
+
+
+def test_serai_and_llama_cpp_compute_the_same_function(tmp_path: Path) -> None:
+    """Over a prompt, over single tokens, and for a sequence that was forgotten and begun again.
+
+    All experts are picked, so that no rounding sends a token to another one and the tolerance can be narrow.
+    """
+    if (why := why_not()) is not None:
+        pytest.skip(why)
+    from serai.runtime.bench.gguf_model import write_gguf
+
+    write_tiny_model(tmp_path / "m", replace(SMALL, experts=8, experts_per_token=8))
+    found = find_model(tmp_path / "m")
+    write_gguf(found.config, found.files, tmp_path / "m.gguf")
+    loaded = load_model(found, Precision.FAST, max_rows=512, trunk=Trunk.Q8)
+    serai, llama = Serai(loaded), Llama(tmp_path / "m.gguf", threads=2, sequences=9, tokens=200, batch=512)
+    try:
+        error, agreed = compare(serai, llama, SMALL.vocab)
+        assert error < 0.1
+        assert agreed >= 7
+        errors = []
+        for token in (5, 7, 11):
+            parts = [(sequence, np.array([token + sequence], np.int32)) for sequence in range(1, 9)]
+            ours, theirs = serai.feed(parts), llama.feed(parts)
+            errors.append(np.linalg.norm(ours - theirs, axis=1) / np.linalg.norm(theirs, axis=1))
+        assert np.median(errors) < 0.1
+        for side in (serai, llama):
+            for sequence in range(1, 9):
+                side.forget(sequence)
+        again, _ = compare(serai, llama, SMALL.vocab)
+        assert again == pytest.approx(error, rel=1e-3)
+    finally:
+        llama.close()
+        loaded.model.close()
+
+
+class Scripted:
+    """A side that answers with noise around what the tokens say, and counts what it is asked."""
+
+    def __init__(self, noise: float) -> None:
+        self.noise = noise
+        self.fed: list[list[tuple[int, int]]] = []
+        self.forgot: list[int] = []
+
+    def feed(self, parts: Sequence[tuple[int, Tokens]]) -> NDArray[np.float32]:
+        self.fed.append([(sequence, len(tokens)) for sequence, tokens in parts])
+        said = np.stack([np.random.default_rng(int(tokens.sum())).standard_normal(50) for _, tokens in parts])
+        return (said + self.noise * np.random.default_rng(1).standard_normal(said.shape)).astype(np.float32)
+
+    def forget(self, sequence: int) -> None:
+        self.forgot.append(sequence)
+
+
+def test_sides_that_differ_are_not_compared() -> None:
+    error, agreed = compare(Scripted(0.0), Scripted(0.01), 300)
+    assert 0.005 < error < 0.02
+    assert agreed == 8
+    with pytest.raises(BenchFailed, match=r"differ by 0\.\d+ of their size, so nothing is compared"):
+        compare(Scripted(0.0), Scripted(1.0), 300)
+    with pytest.raises(BenchFailed, match="nothing is compared"):
+        compare(Scripted(0.0), Scripted(np.nan), 300)
+
+
+def test_both_sides_do_the_same_work_in_a_round() -> None:
+    ours, theirs = Scripted(0), Scripted(0)
+    speeds = one_round(ours, theirs, 300, 0)
+    assert ours.fed == theirs.fed
+    assert ours.forgot == theirs.forgot == [0]
+    assert ours.fed[0] == [(0, 512)]
+    assert ours.fed[-1] == [(sequence, 1) for sequence in range(1, 9)]
+    assert all(value > 0 for side in speeds for value in (side.prefill, side.decode, side.sessions8))
+
+
+def test_a_claim_is_the_median_over_rounds_and_may_miss(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"x")
+    made = MidModel(tmp_path, SMALL, 1)
+    rounds = [(Speeds(40, 14, 31), Speeds(10, 10, 10)), (Speeds(30, 20, 90), Speeds(10, 10, 10))] * 2
+    claims = {claim.name: claim for claim in report([*rounds, rounds[0]], made, tmp_path / "m.gguf", 0.02, 8).claims}
+    assert {name: (claim.value, claim.holds) for name, claim in claims.items()} == {
+        "decode_vs_llama": (1.4, True),
+        "prefill_vs_llama": (4.0, True),
+        "sessions8_vs_llama": (3.1, True),
+    }
+    slow = report([(Speeds(1, 1, 1), Speeds(1, 1, 1))], made, tmp_path / "m.gguf", 0.02, 8)
+    assert [claim.holds for claim in slow.claims] == [False] * 3
+
+
+def test_without_llama_cpp_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "why_not", lambda: "llama_cpp is not installed")
+    claims = model.bench_against(tmp_path, "llama", quick=True, tell=lambda _: None).claims
+    assert [(claim.holds, claim.detail) for claim in claims] == [(None, "llama_cpp is not installed")] * 3
+    with pytest.raises(BadParameter, match="--against is 'llama', not 'vllm'"):
+        model.bench_against(tmp_path, "vllm", quick=True, tell=lambda _: None)
+
+
+def test_the_models_second_form_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gguf", reason="needs the extra: pip install 'serai[bench]'")
+    monkeypatch.setattr(model, "why_not", lambda: None)
+    monkeypatch.setattr(model, "largest_that_fits", lambda room_bytes: SMALL)
+    monkeypatch.setattr(model, "with_layers", lambda shape, layers, vocab: shape)
+    seen: list[Path] = []
+    monkeypatch.setattr(model, "bench_against_llama", lambda made, gguf, **_: seen.append(gguf))
+    for _ in range(2):
+        model.bench_against(tmp_path, "llama", quick=True, tell=lambda _: None)
+    assert seen[0] == seen[1]
+    assert seen[0].exists()
+    assert cached_mid_model(tmp_path, SMALL).folder.with_suffix(".gguf") == seen[0]
