@@ -42,7 +42,8 @@ def engine_logits(tokens: NDArray[np.int32], precision: Precision = Precision.EX
 
 def log_softmax(logits: NDArray[np.generic]) -> NDArray[np.float64]:
     shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    normalised: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return normalised
 
 
 def relative_error(got: NDArray[Any], want: NDArray[Any]) -> float:
