@@ -1,7 +1,6 @@
 """`serai bench model --against llama`: the same weights in both forms, and no comparison of different functions."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,17 +9,14 @@ from numpy.typing import NDArray
 
 from serai.kernels.matrix import pack_mxfp4, unpack
 from serai.runtime.bench import model
-from serai.runtime.bench.against import Serai, Speeds, compare, one_round, report
+from serai.runtime.bench.against import SMALL, Serai, Speeds, check_same_function, compare, one_round, report
 from serai.runtime.bench.llama import Llama, why_not
 from serai.runtime.bench.mid import MidModel, cached_mid_model
 from serai.runtime.bench.report import BenchFailed
-from serai.runtime.bench.tiny import TINY_K3, TINY_LINEAR, write_tiny_model
+from serai.runtime.bench.tiny import TINY_LINEAR, write_tiny_model
 from serai.runtime.errors import BadParameter
 from serai.runtime.models.open_model import Precision, find_model, load_model
 from serai.runtime.models.trunk import Trunk
-
-SMALL = replace(TINY_K3, vocab=300, layers=4, attention_layers=(4,), q_lora=64)
-"""Every matrix has a multiple of 32 columns, which Q8_0 asks for."""
 
 Tokens = NDArray[np.int32]
 
@@ -71,15 +67,12 @@ def test_only_k3_with_packed_experts_is_written(tmp_path: Path) -> None:
 
 
 def test_serai_and_llama_cpp_compute_the_same_function(tmp_path: Path) -> None:
-    """Over a prompt, over single tokens, and for a sequence that was forgotten and begun again.
-
-    All experts are picked, so that no rounding sends a token to another one and the tolerance can be narrow.
-    """
+    """Over a prompt, over single tokens, and for a sequence that was forgotten and begun again."""
     if (why := why_not()) is not None:
         pytest.skip(why)
     from serai.runtime.bench.gguf_model import write_gguf
 
-    write_tiny_model(tmp_path / "m", replace(SMALL, experts=8, experts_per_token=8))
+    write_tiny_model(tmp_path / "m", SMALL)
     found = find_model(tmp_path / "m")
     write_gguf(found.config, found.files, tmp_path / "m.gguf")
     loaded = load_model(found, Precision.FAST, max_rows=512, trunk=Trunk.Q8)
@@ -87,7 +80,7 @@ def test_serai_and_llama_cpp_compute_the_same_function(tmp_path: Path) -> None:
     try:
         error, agreed = compare(serai, llama, SMALL.vocab)
         assert error < 0.1
-        assert agreed >= 7
+        assert agreed >= 4, "of 1,024 words; of two functions with nothing in common, none"
         errors = []
         for token in (5, 7, 11):
             parts = [(sequence, np.array([token + sequence], np.int32)) for sequence in range(1, 9)]
@@ -99,6 +92,7 @@ def test_serai_and_llama_cpp_compute_the_same_function(tmp_path: Path) -> None:
                 side.forget(sequence)
         again, _ = compare(serai, llama, SMALL.vocab)
         assert again == pytest.approx(error, rel=1e-3)
+        assert f"differ by {error:.2f} of their size" in check_same_function()
     finally:
         llama.close()
         loaded.model.close()
@@ -145,13 +139,13 @@ def test_a_claim_is_the_median_over_rounds_and_may_miss(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"x")
     made = MidModel(tmp_path, SMALL, 1)
     rounds = [(Speeds(40, 14, 31), Speeds(10, 10, 10)), (Speeds(30, 20, 90), Speeds(10, 10, 10))] * 2
-    claims = {claim.name: claim for claim in report([*rounds, rounds[0]], made, tmp_path / "m.gguf", 0.02, 8).claims}
+    claims = {claim.name: claim for claim in report([*rounds, rounds[0]], made, tmp_path / "m.gguf", "alike").claims}
     assert {name: (claim.value, claim.holds) for name, claim in claims.items()} == {
         "decode_vs_llama": (1.4, True),
         "prefill_vs_llama": (4.0, True),
         "sessions8_vs_llama": (3.1, True),
     }
-    slow = report([(Speeds(1, 1, 1), Speeds(1, 1, 1))], made, tmp_path / "m.gguf", 0.02, 8)
+    slow = report([(Speeds(1, 1, 1), Speeds(1, 1, 1))], made, tmp_path / "m.gguf", "alike")
     assert [claim.holds for claim in slow.claims] == [False] * 3
 
 
