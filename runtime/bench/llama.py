@@ -1,7 +1,9 @@
 """llama.cpp through llama-cpp-python, as a peer to measure beside: tokens in, logits out, sequences by number."""
 
 import ctypes
+import functools
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,12 @@ PINNED = "0.3.36"
 
 def why_not() -> str | None:
     """Why llama.cpp can't be run beside; None if it can."""
-    try:
-        import gguf
-        import llama_cpp
-    except ImportError as error:
-        return f"{error.name} is not installed: pip install 'serai[bench]' builds it, in minutes"
-    if gguf is None or llama_cpp.__version__ != PINNED:
+    for name in ("gguf", "llama_cpp"):
+        if find_spec(name) is None:
+            return f"{name} is not installed: pip install 'serai[bench]' builds it, in minutes"
+    import llama_cpp
+
+    if llama_cpp.__version__ != PINNED:
         return f"llama-cpp-python is {llama_cpp.__version__}, and {PINNED} is the release this was written against"
     return None
 
@@ -33,6 +35,17 @@ def crashes_with_amx() -> bool:
     return bool(features().get("amx-int8"))
 
 
+@functools.cache
+def _begin() -> Any:
+    """Once a process: llama.cpp ready and silent. Gives what it calls to log, which must live as long as it may."""
+    import llama_cpp
+
+    silent = llama_cpp.llama_log_callback(lambda level, text, data: None)
+    llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    return silent
+
+
 class Llama:
     """A GGUF file opened by llama.cpp with a context for `sequences` sequences of `tokens` tokens each."""
 
@@ -40,9 +53,7 @@ class Llama:
         import llama_cpp
 
         self._lib: Any = llama_cpp
-        self._quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
-        llama_cpp.llama_log_set(self._quiet, ctypes.c_void_p(0))
-        llama_cpp.llama_backend_init()
+        _begin()
         loading = llama_cpp.llama_model_default_params()
         loading.use_extra_bufts = not crashes_with_amx()
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), loading)
