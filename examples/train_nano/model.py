@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from . import native
+from . import native, start
 from .kda import chunked
 from .quantise import fake_quantise_mxfp4
 
@@ -93,16 +93,6 @@ class Conv(nn.Module):
         self.weight = nn.Parameter(start + 0.2 * torch.randn(channels, 1, kernel))
 
 
-def window_rows(c: NanoConfig, lag: int) -> slice:
-    start = c.token_dims + (lag - 1) * c.window_dims
-    return slice(start, start + c.window_dims)
-
-
-def window_features(c: NanoConfig) -> Tensor:
-    """The projection [window_dims, token_dims] every lag of the window starts with: the same, so that lags compare."""
-    return torch.randn(c.window_dims, c.token_dims, generator=torch.Generator().manual_seed(0)) * c.token_dims**-0.5
-
-
 def situ(gate_and_up: Tensor, beta: float, linear_beta: float) -> Tensor:
     if native.enabled():
         return native.situ(gate_and_up, beta, linear_beta)
@@ -136,51 +126,9 @@ class KDA(nn.Module):
         self.o_norm = Norm(c.kda_head_dim, c.rms_norm_eps)
         self.o_proj = Weight(c.hidden_size, width, out_gain)
         if first:
-            self._start_as_window()
+            start.window(self)
         else:
-            self._start_as_copying(width // 2)
-
-    @torch.no_grad()
-    def _start_as_copying(self, rows: int) -> None:
-        """Half of the heads start out recalling, and proposing, what followed the same three tokens before.
-
-        Their keys are made like their queries but one token late (same projection, filter shifted by one tap), so the
-        value written at a token is found again by the three tokens before it; what is read goes out as the embedding in
-        reverse order, which is how `lm_head` starts (reversed, so that a token does not propose itself). Without this
-        start, finding the arrangement is most of the training.
-        """
-        self.k_proj.weight[:rows] = self.q_proj.weight[:rows]
-        lags = self.c.conv_kernel - 1
-        taps = 0.2 * torch.rand(rows, lags) + F.one_hot(torch.arange(rows) % lags, lags)
-        self.q_conv1d.weight[:rows, 0] = F.pad(taps, (1, 0))
-        self.k_conv1d.weight[:rows, 0] = F.pad(taps, (0, 1))
-        token = slice(self.c.token_dims)
-        self.o_proj.weight[:, :rows] = 0.0
-        self.o_proj.weight[token, :rows] = 0.2 * self.v_proj.weight[:rows, token].t().flip(0)
-
-    @torch.no_grad()
-    def _start_as_window(self) -> None:
-        """Head j > 0 starts out handing on the token j places back, in `window_dims` features of the residual stream.
-
-        Its state forgets at once (largest decay) and its key equals its query, so it reads what it has just written: a
-        value whose filter has a single tap, j tokens back. The latent attention starts from these features.
-        """
-        c, width = self.c, self.c.kda_head_dim
-        for head in range(1, c.num_heads):
-            rows = slice(head * width, (head + 1) * width)
-            self.k_proj.weight[rows] = self.q_proj.weight[rows]
-            self.k_conv1d.weight[rows] = self.q_conv1d.weight[rows]
-            self.dt_bias[rows] = 4.0
-            self.f_b_proj.weight[rows] = 0.0
-            self.b_proj.weight[head] = 0.0
-            self.g_proj.weight[rows] = 0.0
-            self.v_conv1d.weight[rows] = 0.0
-            self.v_conv1d.weight[rows, 0, -1 - head] = 1.0
-            self.v_proj.weight[rows] = 0.0
-            # Small values keep to the straight part of SiLU; o_norm makes them large again.
-            self.v_proj.weight[rows][: c.window_dims, : c.token_dims] = 0.1 * window_features(c)
-            self.o_proj.weight[:, rows] = 0.0
-            self.o_proj.weight[window_rows(c, head), rows] = torch.eye(c.window_dims, width)
+            start.copying_kda(self, width // 2)
 
     def forward(self, h: Tensor) -> Tensor:
         c = self.c
@@ -217,42 +165,7 @@ class MLA(nn.Module):
         self.kv_b_proj = Weight(heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank)
         self.g_proj = Weight(heads * c.v_head_dim, c.hidden_size)
         self.o_proj = Weight(c.hidden_size, heads * c.v_head_dim, out_gain)
-        self._start_as_copying(heads // 2)
-
-    @torch.no_grad()
-    def _start_as_copying(self, heads: int) -> None:
-        """Half of the heads start out proposing what followed the same three tokens before, at any distance.
-
-        The shared part of the key is a sum of the features of the three tokens before, each in directions of its own;
-        the query has the current token and the two before it in those directions. The latent holds the token itself.
-        """
-        c, shared = self.c, self.c.qk_rope_head_dim
-        lags = c.conv_kernel - 1
-        features = window_features(c)
-        mix = [torch.linalg.qr(torch.randn(shared, c.window_dims))[0] for _ in range(lags)]
-        query = torch.zeros(shared, c.hidden_size)
-        key = torch.zeros(shared, c.hidden_size)
-        for lag in range(lags):
-            if lag:
-                query[:, window_rows(c, lag)] = mix[lag]
-            else:
-                query[:, : c.token_dims] = 1.25 * mix[lag] @ features
-            key[:, window_rows(c, lag + 1)] = mix[lag]
-        self.q_a_proj.weight[:shared] = query
-        latent, token = c.kv_lora_rank, slice(c.token_dims)
-        self.kv_a_proj_with_mqa.weight[latent:] = 4.0 * key
-        self.kv_a_proj_with_mqa.weight[:latent] = 0.0
-        into = torch.linalg.qr(torch.randn(c.token_dims, latent))[0].t()
-        self.kv_a_proj_with_mqa.weight[:latent, token] = into
-        for head in range(heads):
-            q = self.q_b_proj.weight.view(c.num_heads, -1, c.q_lora_rank)[head]
-            q.zero_()
-            q[c.qk_nope_head_dim :, :shared] = 2.0 * torch.eye(shared)
-            v = self.kv_b_proj.weight.view(c.num_heads, -1, latent)[head]
-            v[c.qk_nope_head_dim :] = torch.eye(c.v_head_dim, latent)
-            out = self.o_proj.weight.view(c.hidden_size, c.num_heads, -1)[:, head]
-            out.zero_()
-            out[token] = into.t().flip(0)
+        start.copying_mla(self, heads // 2)
 
     def forward(self, h: Tensor) -> Tensor:
         c = self.c
@@ -370,7 +283,6 @@ class Decoder(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
         nn.init.normal_(self.embed_tokens.weight, std=0.5)
-        self.embed_tokens.weight.data[:, c.token_dims :] = 0.0
         self.layers = nn.ModuleList(Layer(c, i) for i in range(c.num_hidden_layers))
         self.output_attn_res_norm = Norm(c.hidden_size, c.rms_norm_eps)
         self.output_attn_res_proj = Weight(1, c.hidden_size, 0.0)
@@ -383,9 +295,7 @@ class NanoModel(nn.Module):
         self.config = config
         self.model = Decoder(config)
         self.lm_head = Weight(config.vocab_size, config.hidden_size)
-        token = self.model.embed_tokens.weight.data[:, : config.token_dims]
-        self.lm_head.weight.data[:, : config.token_dims] = 0.05 * token.flip(1)
-        self.lm_head.weight.data[:, config.token_dims :] = 0.0
+        start.reading_out(self)
 
     def hidden(self, ids: Tensor) -> Tensor:
         """ids [B, T] -> the normalised last hidden [B, T, hidden]; `lm_head` turns rows of it into logits."""

@@ -205,3 +205,21 @@ def test_a_neighbour_key_was_never_told() -> None:
     taken: set[tuple[str, str]] = set()
     told = [facts.random_fact(rng, taken) for _ in range(50)]
     assert all(facts.neighbour_key(rng, told, taken) not in {f.key for f in told} for _ in range(200))
+
+
+@needs_torch
+def test_an_untrained_model_already_repeats_what_followed_the_same_tokens() -> None:
+    """The start that copies: in a row that says the same 40 tokens again, far more of them are right than by chance."""
+    import torch
+
+    from examples.train_nano.model import NanoConfig, NanoModel
+
+    torch.manual_seed(1)
+    model = NanoModel(NanoConfig()).eval()
+    once = torch.randint(0, 2000, (4, 40), generator=torch.Generator().manual_seed(2))
+    filler = torch.randint(0, 2000, (4, 300), generator=torch.Generator().manual_seed(3))
+    ids = torch.cat((once, filler, once), 1)
+    with torch.no_grad():
+        likeliest = model(ids).argmax(-1)
+    right = (likeliest[:, 343:-1] == ids[:, 344:]).float().mean().item()
+    assert right > 0.1  # by chance: 0.0005

@@ -6,22 +6,14 @@ from pathlib import Path
 import pytest
 
 from serai.runtime import SamplingParams, blocking
-from serai.runtime.bench.tiny import write_tiny_model
 from serai.runtime.errors import SessionBusy, SessionClosed
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    write_tiny_model(folder)
-    return folder
-
-
 @pytest.fixture
-def rt(model: Path, tmp_path: Path) -> Iterator[blocking.Runtime]:
-    with blocking.open_runtime(model, budget="512MiB", store=tmp_path / "store", precision="exact") as runtime:
+def rt(tmp_path: Path) -> Iterator[blocking.Runtime]:
+    with blocking.open_runtime("nano", budget="512MiB", store=tmp_path / "store", precision="exact") as runtime:
         yield runtime
 
 

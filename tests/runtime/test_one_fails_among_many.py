@@ -1,14 +1,12 @@
 """B14: sessions that come, go and fail in the same steps leave each other's bits alone, with real kernels."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import anyio
 import numpy as np
 import pytest
 
 from serai.runtime import Runtime, SamplingParams, open_runtime
-from serai.runtime.bench.tiny import TINY_K3, write_tiny_model
 from serai.runtime.errors import LogitsInvalid
 from serai.runtime.models.open_model import Precision
 from serai.runtime.services import Policy
@@ -61,12 +59,9 @@ async def said_and_bits(rt: Runtime, number: int, length: int) -> tuple[list[int
 
 
 @pytest.mark.parametrize("precision", Precision)
-async def test_errors_joins_and_leaves_among_200_steps_change_nobodys_bits(
-    tmp_path: Path, precision: Precision
-) -> None:
-    write_tiny_model(tmp_path / "model", TINY_K3)
+async def test_errors_joins_and_leaves_among_200_steps_change_nobodys_bits(precision: Precision) -> None:
     failures, joined = 0, 0
-    async with open_runtime(tmp_path / "model", budget="1GiB", precision=precision, policy=ALONE) as rt:
+    async with open_runtime("nano", budget="1GiB", precision=precision, policy=ALONE) as rt:
         alone = [await said_and_bits(rt, number, length) for number, length in enumerate(LENGTHS)]
         engines: list[Failing] = []
 

@@ -9,7 +9,6 @@ import pytest
 
 from serai.checkpoints.store import Store
 from serai.runtime import open_runtime
-from serai.runtime.bench.tiny import write_tiny_model
 
 pytestmark = pytest.mark.anyio
 
@@ -18,7 +17,6 @@ async def test_a_store_that_opens_after_its_caller_was_cancelled_is_closed_again
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """asyncio's own cancellation does not stop the thread that opens, and nobody else would close what it brings."""
-    write_tiny_model(tmp_path / "model")
     opening, go_on, opened = threading.Event(), threading.Event(), threading.Event()
     really_open = Store.open
 
@@ -30,7 +28,7 @@ async def test_a_store_that_opens_after_its_caller_was_cancelled_is_closed_again
         return store
 
     async def use() -> None:
-        async with open_runtime(tmp_path / "model", budget="1GiB", store=tmp_path / "store"):
+        async with open_runtime("nano", budget="1GiB", store=tmp_path / "store"):
             raise AssertionError("it was cancelled before it was open")
 
     monkeypatch.setattr(Store, "open", staticmethod(slowly))

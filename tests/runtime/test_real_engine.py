@@ -1,4 +1,4 @@
-"""The whole runtime over a real (tiny, random) model, in both precisions: what the scripted model can't show."""
+"""The whole runtime over a real model, nano or a random one, in both precisions: what the scripted model can't show."""
 
 import ctypes
 import ctypes.util
@@ -17,6 +17,7 @@ from serai.kernels import compile as kernels
 from serai.runtime import SamplingParams, Session, open_runtime
 from serai.runtime.bench.tiny import TINY_K3, TINY_LINEAR, TinyModel, write_tiny_model
 from serai.runtime.checks.stepping import Stepper
+from serai.runtime.models.locate import BUILT_IN
 from serai.runtime.models.open_model import Precision, find_model, load_model
 from serai.runtime.state import StatePool, fill, kda_view, snapshot_of
 from tests.kernels.naive_model import Model, load
@@ -29,11 +30,9 @@ PROMPT = np.random.default_rng(1).integers(0, 1000, 200).tolist()
 SAMPLED = SamplingParams(temperature=0.8, seed=7, repetition_penalty=1.2, frequency_penalty=0.3, max_tokens=150)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "k3"
-    write_tiny_model(folder, TINY_K3)
-    return folder
+@pytest.fixture
+def model() -> Path:
+    return BUILT_IN["nano"]
 
 
 def cut_at(count: int, params: SamplingParams = SAMPLED) -> SamplingParams:

@@ -39,18 +39,18 @@ def ways_back(told: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(tiny_k3: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def whole(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the model answers to two messages."""
-    result = chat(tiny_k3, tmp_path_factory.mktemp("whole"), *GREEDY, lines="The first road\n\nThe second road\n")
+    result = chat(nano, tmp_path_factory.mktemp("whole"), *GREEDY, lines="The first road\n\nThe second road\n")
     assert result.exit_code == 0, result.stderr
     assert len(ways_back(result.stderr)) == 1
     return result.stdout
 
 
-def test_the_end_of_input_pauses_and_the_printed_command_goes_on(tiny_k3: Path, tmp_path: Path, whole: str) -> None:
-    first = chat(tiny_k3, tmp_path, *GREEDY, lines="The first road\n")
+def test_the_end_of_input_pauses_and_the_printed_command_goes_on(nano: Path, tmp_path: Path, whole: str) -> None:
+    first = chat(nano, tmp_path, *GREEDY, lines="The first road\n")
     (session,) = ways_back(first.stderr)
-    second = chat(tiny_k3, tmp_path, *GREEDY, "--resume", session, lines="The second road\n/quit\nnot read\n")
+    second = chat(nano, tmp_path, *GREEDY, "--resume", session, lines="The second road\n/quit\nnot read\n")
     assert second.exit_code == 0, second.stderr
     assert first.stdout + second.stdout == whole
     assert re.match(rf"this is {session} now, at \d+ tokens\n", second.stderr)
@@ -58,10 +58,10 @@ def test_the_end_of_input_pauses_and_the_printed_command_goes_on(tiny_k3: Path, 
 
 
 def test_a_fork_knows_what_was_said_and_its_origin_does_not_know_the_fork(
-    tiny_k3: Path, tmp_path: Path, whole: str
+    nano: Path, tmp_path: Path, whole: str
 ) -> None:
     lines = "The first road\n/fork second try\nThe second road\n/sessions\n"
-    result = chat(tiny_k3, tmp_path, *GREEDY, lines=lines)
+    result = chat(nano, tmp_path, *GREEDY, lines=lines)
     assert result.exit_code == 0, result.stderr
     origin, fork = ways_back(result.stderr)
     answers, listed = result.stdout[: len(whole)], result.stdout[len(whole) :]
@@ -70,18 +70,18 @@ def test_a_fork_knows_what_was_said_and_its_origin_does_not_know_the_fork(
         (" ", origin, "serai chat"),
         ("*", fork, "second try"),
     ]
-    back = chat(tiny_k3, tmp_path, *GREEDY, lines=f"/resume {origin}\nThe second road\n/resume {fork}\n")
+    back = chat(nano, tmp_path, *GREEDY, lines=f"/resume {origin}\nThe second road\n/resume {fork}\n")
     assert back.exit_code == 0, back.stderr
     assert whole.endswith(back.stdout)
     assert ways_back(back.stderr) == [origin, fork]
 
 
 def test_after_a_pause_a_new_conversation_begins_and_the_old_one_is_listed(
-    tiny_k3: Path, tmp_path: Path, whole: str
+    nano: Path, tmp_path: Path, whole: str
 ) -> None:
     """B44: nothing of the old conversation is in the new one."""
     lines = "/pause\nThe first road\n/pause\n/sessions\nThe first road\n"
-    result = chat(tiny_k3, tmp_path, *GREEDY, lines=lines)
+    result = chat(nano, tmp_path, *GREEDY, lines=lines)
     assert result.exit_code == 0, result.stderr
     old, new = ways_back(result.stderr)
     first = whole[: result.stdout.index(f"  {old}")]
@@ -93,15 +93,15 @@ def test_after_a_pause_a_new_conversation_begins_and_the_old_one_is_listed(
     assert "nothing has been said here yet" in result.stderr
 
 
-def test_thinking_is_marked(tiny_k3: Path, tmp_path: Path) -> None:
-    result = chat(tiny_k3, tmp_path, *GREEDY, "--thinking", "--system", "Be brief.", lines="hello\n")
+def test_thinking_is_marked(nano: Path, tmp_path: Path) -> None:
+    result = chat(nano, tmp_path, *GREEDY, "--thinking", "--system", "Be brief.", lines="hello\n")
     assert result.exit_code == 0, result.stderr
     assert result.stdout
     assert all(line.startswith("| ") for line in result.stdout.splitlines())
 
 
-def test_a_line_that_fails_is_one_sentence_and_the_next_one_is_read(tiny_k3: Path, tmp_path: Path, whole: str) -> None:
-    result = chat(tiny_k3, tmp_path, *GREEDY, lines="/stop\n/resume nowhere\n/fork \x07\nThe first road\n")
+def test_a_line_that_fails_is_one_sentence_and_the_next_one_is_read(nano: Path, tmp_path: Path, whole: str) -> None:
+    result = chat(nano, tmp_path, *GREEDY, lines="/stop\n/resume nowhere\n/fork \x07\nThe first road\n")
     assert result.exit_code == 1, "a script can tell that something failed"
     told = [line for line in result.stderr.splitlines() if line.startswith("serai: ")]
     assert len(told) == 3
@@ -122,17 +122,17 @@ def test_a_line_that_fails_is_one_sentence_and_the_next_one_is_read(tiny_k3: Pat
     ],
 )
 def test_what_cannot_begin_is_one_sentence(
-    arguments: tuple[str, ...], sentence: str, tiny_k3: Path, tmp_path: Path
+    arguments: tuple[str, ...], sentence: str, nano: Path, tmp_path: Path
 ) -> None:
-    result = chat(tiny_k3, tmp_path, *arguments, lines="hello\n")
+    result = chat(nano, tmp_path, *arguments, lines="hello\n")
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
     assert result.stderr.startswith("serai: ")
     assert sentence in result.stderr
 
 
-def test_ctrl_c_stops_the_answer_and_twice_pauses(tiny_k3: Path, tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_answer_and_twice_pauses(nano: Path, tmp_path: Path) -> None:
     pipe = subprocess.PIPE
-    with start(tiny_k3, tmp_path, *ENDLESS, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+    with start(nano, tmp_path, *ENDLESS, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -145,19 +145,19 @@ def test_ctrl_c_stops_the_answer_and_twice_pauses(tiny_k3: Path, tmp_path: Path)
         told += process.stderr.read()
         assert process.wait(timeout=LONG_S) == 130
     (session,) = ways_back(told.decode())
-    result = chat(tiny_k3, tmp_path, *GREEDY, "--resume", session, lines="go on\n")
+    result = chat(nano, tmp_path, *GREEDY, "--resume", session, lines="go on\n")
     assert result.exit_code == 0, result.stderr
     position = re.search(r"at (\d+) tokens", result.stderr)
     assert position is not None
-    assert int(position[1]) > len(Tokenizer.load(tiny_k3).encode("hello"))
+    assert int(position[1]) > len(Tokenizer.load(nano).encode("hello"))
 
 
-def test_on_a_terminal_there_is_a_prompt_and_the_model_cannot_take_it_over(tiny_k3: Path, tmp_path: Path) -> None:
-    escape = Tokenizer.load(tiny_k3).encode("\x1b")[0]
+def test_on_a_terminal_there_is_a_prompt_and_the_model_cannot_take_it_over(nano: Path, tmp_path: Path) -> None:
+    escape = Tokenizer.load(nano).encode("\x1b")[0]
     forced = (*GREEDY, "--logit-bias", f"{escape}=100")
     leader, follower = pty.openpty()
     try:
-        with start(tiny_k3, tmp_path, *forced, stdin=follower, stdout=follower, stderr=follower) as process:
+        with start(nano, tmp_path, *forced, stdin=follower, stdout=follower, stderr=follower) as process:
             os.close(follower)
             opened = read_until(leader, lambda seen: seen.endswith(b"> "))
             assert b"/help lists the commands" in opened

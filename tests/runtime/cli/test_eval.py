@@ -35,14 +35,14 @@ def tokens_file(folder: Path, tokens: object) -> str:
     return str(folder / "tokens.npy")
 
 
-def test_the_file_holds_what_the_contract_names_and_the_three_logits_are_equal(tiny_k3: Path, tmp_path: Path) -> None:
+def test_the_file_holds_what_the_contract_names_and_the_three_logits_are_equal(nano: Path, tmp_path: Path) -> None:
     tokens = tokens_file(tmp_path, np.random.default_rng(3).integers(0, 1024, 30))
     out = tmp_path / "out.npz"
-    result = runner.invoke(app, ["eval", str(tiny_k3), "--tokens", tokens, "--split", "7", "--out", str(out), "--json"])
+    result = runner.invoke(app, ["eval", str(nano), "--tokens", tokens, "--split", "7", "--out", str(out), "--json"])
     assert result.exit_code == 0, result.stderr
     values = json.loads(result.stdout)
     assert (values["equal"], values["difference"], values["split"]) == (True, None, 7)
-    config = load_config(tiny_k3)
+    config = load_config(nano)
     with np.load(out) as arrays:
         for name in ("prefill_logits", "decode_logits", "step_logits"):
             assert arrays[name].shape == (30, config.vocab_size)

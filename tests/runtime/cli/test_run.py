@@ -49,43 +49,43 @@ def read_until(file: int, found: Callable[[bytes], bool]) -> bytes:
     return seen
 
 
-def test_two_halves_of_a_sampled_answer_are_the_whole_one(tiny_k3: Path, tmp_path: Path) -> None:
+def test_two_halves_of_a_sampled_answer_are_the_whole_one(nano: Path, tmp_path: Path) -> None:
     """B43 through the command line: the seed, the penalties' counts and the position survive the pause."""
     sampling = ("--temperature", "0.8", "--repetition-penalty", "1.1", "--frequency-penalty", "0.1", "--ignore-eos")
-    whole = run_json(tiny_k3, tmp_path / "a", PROMPT, "--max-tokens", "12", "--seed", "7", *sampling)
-    first = run_json(tiny_k3, tmp_path / "b", PROMPT, "--max-tokens", "5", "--seed", "7", *sampling)
-    second = run_json(tiny_k3, tmp_path / "b", "--resume", first["resume"], "--max-tokens", "7", *sampling)
+    whole = run_json(nano, tmp_path / "a", PROMPT, "--max-tokens", "12", "--seed", "7", *sampling)
+    first = run_json(nano, tmp_path / "b", PROMPT, "--max-tokens", "5", "--seed", "7", *sampling)
+    second = run_json(nano, tmp_path / "b", "--resume", first["resume"], "--max-tokens", "7", *sampling)
     assert first["tokens"] + second["tokens"] == whole["tokens"]
     assert second["position"] == whole["position"] == whole["prompt_tokens"] + 12
     assert (second["session"], second["prompt_tokens"]) == (first["session"], 0)
 
 
-def test_a_resumed_session_reads_more_text(tiny_k3: Path, tmp_path: Path) -> None:
-    first = run_json(tiny_k3, tmp_path, PROMPT, "--max-tokens", "3", "--ignore-eos")
+def test_a_resumed_session_reads_more_text(nano: Path, tmp_path: Path) -> None:
+    first = run_json(nano, tmp_path, PROMPT, "--max-tokens", "3", "--ignore-eos")
     second = run_json(
-        tiny_k3, tmp_path, " is the same road.", "--resume", first["resume"], "--max-tokens", "3", "--ignore-eos"
+        nano, tmp_path, " is the same road.", "--resume", first["resume"], "--max-tokens", "3", "--ignore-eos"
     )
     assert second["prompt_tokens"] > 0
     assert second["position"] == first["position"] + second["prompt_tokens"] + 3
 
 
 @pytest.mark.parametrize("arguments", [(), ("-",)])
-def test_without_a_prompt_stdin_is_read(arguments: tuple[str, ...], tiny_k3: Path, tmp_path: Path) -> None:
+def test_without_a_prompt_stdin_is_read(arguments: tuple[str, ...], nano: Path, tmp_path: Path) -> None:
     greedy = ("--max-tokens", "4", "--temperature", "0", "--ignore-eos")
-    piped = run_json(tiny_k3, tmp_path / "a", *arguments, *greedy, text=PROMPT)
-    given = run_json(tiny_k3, tmp_path / "b", PROMPT, *greedy)
+    piped = run_json(nano, tmp_path / "a", *arguments, *greedy, text=PROMPT)
+    given = run_json(nano, tmp_path / "b", PROMPT, *greedy)
     assert piped["tokens"] == given["tokens"]
 
 
-def test_people_get_the_text_alone_on_stdout_and_the_way_back_on_stderr(tiny_k3: Path, tmp_path: Path) -> None:
-    values = run_json(tiny_k3, tmp_path / "a", PROMPT, "--max-tokens", "6", "--temperature", "0", "--ignore-eos")
-    arguments = ["run", str(tiny_k3), PROMPT, "--max-tokens", "6", "--temperature", "0", "--ignore-eos"]
+def test_people_get_the_text_alone_on_stdout_and_the_way_back_on_stderr(nano: Path, tmp_path: Path) -> None:
+    values = run_json(nano, tmp_path / "a", PROMPT, "--max-tokens", "6", "--temperature", "0", "--ignore-eos")
+    arguments = ["run", str(nano), PROMPT, "--max-tokens", "6", "--temperature", "0", "--ignore-eos"]
     result = runner.invoke(app, [*arguments, "--store", str(tmp_path / "b"), "--precision", "fast"])
     assert result.exit_code == 0
     assert result.stdout == values["text"] + "\n"
     found = re.search(r"go on with: serai run (\S+) --resume (\S+) --store (\S+)\n", result.stderr)
     assert found is not None
-    assert (found[1], found[3]) == (str(tiny_k3), str(tmp_path / "b"))
+    assert (found[1], found[3]) == (str(nano), str(tmp_path / "b"))
 
 
 @pytest.mark.parametrize(
@@ -98,20 +98,18 @@ def test_people_get_the_text_alone_on_stdout_and_the_way_back_on_stderr(tiny_k3:
         (("x", "--budget", "1MiB"), "BudgetTooSmall"),
     ],
 )
-def test_what_cannot_be_run_is_one_sentence(
-    arguments: tuple[str, ...], kind: str, tiny_k3: Path, tmp_path: Path
-) -> None:
-    result = runner.invoke(app, ["run", str(tiny_k3), *arguments, "--store", str(tmp_path), "--json"])
+def test_what_cannot_be_run_is_one_sentence(arguments: tuple[str, ...], kind: str, nano: Path, tmp_path: Path) -> None:
+    result = runner.invoke(app, ["run", str(nano), *arguments, "--store", str(tmp_path), "--json"])
     assert result.exit_code == 1
     assert json.loads(result.stdout)["error"]["kind"] == kind
     assert result.stderr.startswith("serai: ")
 
 
-def test_ctrl_c_pauses_and_the_printed_id_goes_on_with_the_same_tokens(tiny_k3: Path, tmp_path: Path) -> None:
+def test_ctrl_c_pauses_and_the_printed_id_goes_on_with_the_same_tokens(nano: Path, tmp_path: Path) -> None:
     greedy = ("--temperature", "0", "--ignore-eos")
     store = tmp_path / "a"
     with start(
-        tiny_k3, store, PROMPT, "--max-tokens", "1000000", *greedy, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        nano, store, PROMPT, "--max-tokens", "1000000", *greedy, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -122,17 +120,17 @@ def test_ctrl_c_pauses_and_the_printed_id_goes_on_with_the_same_tokens(tiny_k3: 
         assert process.wait(timeout=LONG_S) == 130
     found = re.search(r"--resume (\S+)", said)
     assert found is not None, said
-    resumed = run_json(tiny_k3, store, "--resume", found[1], "--max-tokens", "5", *greedy)
-    generated = resumed["position"] - 5 - len(_prompt_tokens(tiny_k3))
+    resumed = run_json(nano, store, "--resume", found[1], "--max-tokens", "5", *greedy)
+    generated = resumed["position"] - 5 - len(_prompt_tokens(nano))
     assert generated > 0
-    whole = run_json(tiny_k3, tmp_path / "b", PROMPT, "--max-tokens", str(generated + 5), *greedy)
+    whole = run_json(nano, tmp_path / "b", PROMPT, "--max-tokens", str(generated + 5), *greedy)
     assert whole["tokens"][-5:] == resumed["tokens"]
 
 
-def test_ctrl_c_while_the_model_opens_ends_at_once(tiny_k3: Path, tmp_path: Path) -> None:
+def test_ctrl_c_while_the_model_opens_ends_at_once(nano: Path, tmp_path: Path) -> None:
     environment = os.environ | {"SERAI_CACHE": str(tmp_path / "cold")}
     with start(
-        tiny_k3, tmp_path / "store", PROMPT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        nano, tmp_path / "store", PROMPT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     ) as process:
         assert process.stderr is not None
         read_until(process.stderr.fileno(), lambda seen: b"preparing kernels" in seen)
@@ -145,13 +143,13 @@ def test_ctrl_c_while_the_model_opens_ends_at_once(tiny_k3: Path, tmp_path: Path
 
 
 def test_on_a_terminal_a_live_line_shows_the_speed_and_control_characters_are_left_out(
-    tiny_k3: Path, tmp_path: Path
+    nano: Path, tmp_path: Path
 ) -> None:
-    escape = _prompt_tokens(tiny_k3, "\x1b")[0]
+    escape = _prompt_tokens(nano, "\x1b")[0]
     forced = ("--max-tokens", "3", "--temperature", "0", "--logit-bias", f"{escape}=100", "--ignore-eos")
     leader, follower = pty.openpty()
     try:
-        with start(tiny_k3, tmp_path, PROMPT, *forced, stdout=follower, stderr=follower) as process:
+        with start(nano, tmp_path, PROMPT, *forced, stdout=follower, stderr=follower) as process:
             os.close(follower)
             screen = read_until(leader, lambda seen: b"go on with" in seen)
             assert process.wait(timeout=LONG_S) == 0

@@ -14,9 +14,9 @@ runner = CliRunner()
 
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])
-def test_a_model_keeps_every_promise(precision: str, tiny_k3: Path) -> None:
+def test_a_model_keeps_every_promise(precision: str, nano: Path) -> None:
     """B106, B14: mixed batches, threads, splits, forks and pauses give the bits of a lone run."""
-    result = runner.invoke(app, ["selfcheck", str(tiny_k3), "--precision", precision, "--json"])
+    result = runner.invoke(app, ["selfcheck", str(nano), "--precision", precision, "--json"])
     assert result.exit_code == 0, (result.stdout, result.stderr)
     promises = json.loads(result.stdout)
     assert len(promises) == 9

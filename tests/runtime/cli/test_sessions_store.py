@@ -125,11 +125,11 @@ def test_resume_says_the_command_with_the_precision_of_the_state(stored: Stored)
     assert refused(stored, "resume", stored.session)[0] == "NotOwner"
 
 
-def test_resume_with_a_model_goes_on_as_run_does(tiny_k3: Path, tmp_path: Path) -> None:
+def test_resume_with_a_model_goes_on_as_run_does(nano: Path, tmp_path: Path) -> None:
     arguments = ["The road", "--store", str(tmp_path), "--max-tokens", "2", "--ignore-eos", "--json"]
-    ran = runner.invoke(app, ["run", str(tiny_k3), *arguments])
+    ran = runner.invoke(app, ["run", str(nano), *arguments])
     first = json.loads(ran.stdout)
-    went_on = told(tmp_path, "resume", first["resume"], str(tiny_k3))
+    went_on = told(tmp_path, "resume", first["resume"], str(nano))
     assert (went_on["session"], went_on["precision"]) == (first["session"], "fast")
     assert went_on["position"] > first["position"]
 

@@ -59,9 +59,9 @@ def asked(path: Path, where: str) -> int:
     return answer.status
 
 
-def test_a_server_shows_its_sessions_until_ctrl_c_ends_it(tiny_k3: Path, tmp_path: Path) -> None:
+def test_a_server_shows_its_sessions_until_ctrl_c_ends_it(nano: Path, tmp_path: Path) -> None:
     where = tmp_path / "socket"
-    with on_terminal("serve", tiny_k3, "--monitor", "--host", f"unix:{where}", "--store", tmp_path / "s") as (
+    with on_terminal("serve", nano, "--monitor", "--host", f"unix:{where}", "--store", tmp_path / "s") as (
         terminal,
         server,
     ):
@@ -72,9 +72,9 @@ def test_a_server_shows_its_sessions_until_ctrl_c_ends_it(tiny_k3: Path, tmp_pat
         assert server.wait(timeout=30) == 0
 
 
-def test_leaving_the_monitor_leaves_the_server_be(tiny_k3: Path, tmp_path: Path) -> None:
+def test_leaving_the_monitor_leaves_the_server_be(nano: Path, tmp_path: Path) -> None:
     where = tmp_path / "socket"
-    with on_terminal("serve", tiny_k3, "--monitor", "--host", f"unix:{where}", "--no-store") as (terminal, server):
+    with on_terminal("serve", nano, "--monitor", "--host", f"unix:{where}", "--no-store") as (terminal, server):
         read_until(terminal, lambda seen: b"no session yet" in seen)
         os.write(terminal, b"q")
         seen = read_until(terminal, lambda seen: b"Ctrl-C ends it" in seen)
@@ -84,8 +84,8 @@ def test_leaving_the_monitor_leaves_the_server_be(tiny_k3: Path, tmp_path: Path)
         assert server.wait(timeout=30) == 0
 
 
-def test_a_run_is_watched_and_ctrl_c_pauses_it(tiny_k3: Path, tmp_path: Path) -> None:
-    arguments = ("run", tiny_k3, PROMPT, "--monitor", "--ignore-eos", "--max-tokens", 100_000, "--store", tmp_path)
+def test_a_run_is_watched_and_ctrl_c_pauses_it(nano: Path, tmp_path: Path) -> None:
+    arguments = ("run", nano, PROMPT, "--monitor", "--ignore-eos", "--max-tokens", 100_000, "--store", tmp_path)
     with on_terminal(*arguments) as (terminal, process):
         read_until(terminal, lambda seen: b"what it says" in seen)
         os.write(terminal, CTRL_C)
@@ -94,8 +94,8 @@ def test_a_run_is_watched_and_ctrl_c_pauses_it(tiny_k3: Path, tmp_path: Path) ->
         assert process.wait(timeout=30) == 130
 
 
-def test_a_run_goes_on_in_plain_text_once_the_monitor_is_left(tiny_k3: Path, tmp_path: Path) -> None:
-    arguments = ("run", tiny_k3, PROMPT, "--monitor", "--ignore-eos", "--max-tokens", 100_000, "--store", tmp_path)
+def test_a_run_goes_on_in_plain_text_once_the_monitor_is_left(nano: Path, tmp_path: Path) -> None:
+    arguments = ("run", nano, PROMPT, "--monitor", "--ignore-eos", "--max-tokens", 100_000, "--store", tmp_path)
     with on_terminal(*arguments) as (terminal, process):
         read_until(terminal, lambda seen: b"what it says" in seen)
         os.write(terminal, b"q")
@@ -106,8 +106,8 @@ def test_a_run_goes_on_in_plain_text_once_the_monitor_is_left(tiny_k3: Path, tmp
 
 
 @pytest.mark.parametrize("command", ["run", "serve"])
-def test_without_a_terminal_nothing_is_begun(command: str, tiny_k3: Path, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "serai.runtime", command, str(tiny_k3), "--monitor", "--store", str(tmp_path / "s")]
+def test_without_a_terminal_nothing_is_begun(command: str, nano: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "serai.runtime", command, str(nano), "--monitor", "--store", str(tmp_path / "s")]
     words += [PROMPT] if command == "run" else []
     done = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, check=False, cwd=ROOT)
     assert done.returncode == 2
