@@ -53,11 +53,11 @@ class SlowDisk:
         self._go_on = threading.Event()
         load = Store.load
 
-        def slow(store: Store, *arguments: object) -> object:
+        def slow(store: Store, *arguments: object, **named: object) -> object:
             self.loads += 1
             self._loop.call_soon_threadsafe(self.begun.set)
             assert self._go_on.wait(timeout=10), "the test lets it go on"
-            return load(store, *arguments)  # type: ignore[arg-type]  # whatever the runtime calls it with
+            return load(store, *arguments, **named)  # type: ignore[arg-type]  # whatever the runtime calls it with
 
         monkeypatch.setattr(Store, "load", slow)
 
