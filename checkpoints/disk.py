@@ -107,6 +107,9 @@ class ReadOnlyDisk(Disk):
     def rename(self, name: str, new_name: str, *, folder: int, new_folder: int) -> None:
         raise _read_only()
 
+    def link(self, name: str, new_name: str, *, folder: int) -> None:
+        raise _read_only()
+
     def unlink(self, name: str, *, folder: int) -> None:
         raise _read_only()
 

@@ -87,12 +87,12 @@ class StorePeer:
 
     def decline(self, session_id: str, epoch: int, source: str) -> OwnerStatus:
         with self.opened() as there:
-            return _answer(decline_move(there, session_id, epoch, source), epoch)
+            return _answer(decline_move(there, session_id, epoch, source), epoch, source)
 
 
-def _answer(owner: Ownership, epoch: int) -> OwnerStatus:
+def _answer(owner: Ownership, epoch: int, source: str) -> OwnerStatus:
     """What the other side's record says of a move at `epoch`: whether it was declined, or once accepted."""
-    declined = owner.epoch == epoch and owner.status is OwnerStatus.DECLINED
+    declined = owner.epoch == epoch and (owner.status is OwnerStatus.DECLINED or owner.peer != source)
     return OwnerStatus.DECLINED if declined else OwnerStatus.OWNED
 
 
@@ -117,16 +117,20 @@ class PlacePeer:
         return push(store, self.place, node_id)
 
     def accept(self, session_id: str, epoch: int, node_id: str, source: str) -> None:
-        decided = self._decide(session_id, _Decision(epoch, OwnerStatus.OWNED, source, node_id))
-        if decided.status is OwnerStatus.DECLINED:
+        mine = _Decision(epoch, OwnerStatus.OWNED, source, node_id)
+        decided = self._decide(session_id, mine)
+        if decided != mine:
             raise NotOwner(
                 session_id=session_id,
-                problem=f"can't be put in {self.name} at epoch {epoch}: that was declined",
+                problem=f"can't be put in {self.name} at epoch {epoch}: it is {decided.status.value} there, by "
+                f"{decided.peer}",
                 remedy="begin a new move at its owner",
             )
 
     def decline(self, session_id: str, epoch: int, source: str) -> OwnerStatus:
-        return self._decide(session_id, _Decision(epoch, OwnerStatus.DECLINED, source, "")).status
+        decided = self._decide(session_id, _Decision(epoch, OwnerStatus.DECLINED, source, ""))
+        accepted = decided.status is OwnerStatus.OWNED and decided.peer == source
+        return OwnerStatus.OWNED if accepted else OwnerStatus.DECLINED
 
     def take(self, store: Store, session_id: str) -> Moved:
         """Fetch a session that was put here and own it in `store`; `NotOwner` if another store has it by now."""
@@ -210,6 +214,9 @@ def hand_over(store: Store, session_id: str, node_id: str, peer: Peer) -> Moved:
     moving = begin_move(store, session_id, peer.name)
     try:
         peer.accept(session_id, moving.epoch, node_id, store.id)
+    except PlaceUnknown:
+        abort_move(store, session_id, moving.epoch)  # nothing was written there, and nothing ever will be
+        raise
     except Exception:
         if settle(store, session_id, peer).may_be_used:
             raise

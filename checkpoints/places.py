@@ -1,5 +1,6 @@
 """Places far away: named objects in a bucket, on another machine or in another folder, to push to and pull from."""
 
+import errno
 import importlib
 import os
 import secrets
@@ -48,12 +49,22 @@ class DecidingPlace(Place, Protocol):
 def place_at(url: str) -> DecidingPlace:
     """The place of a URL: a folder of this machine, or what fsspec understands (`s3://bucket/folder`, `sftp://...`).
 
-    `PlaceUnknown` without fsspec or what it needs for this kind of URL.
+    Sessions are moved through a folder or a bucket only; the others copy. `PlaceUnknown`
+    without fsspec or what it needs for this kind of URL.
     """
     scheme, separator, rest = url.partition("://")
     if not separator or scheme in _LOCAL_SCHEMES:
         return FolderPlace(rest if separator else url)
     return FsspecPlace(url)
+
+
+_CANT_DECIDE = (
+    "it can't write a file only if there is none, which moving a session needs; push and pull copy without moving"
+)
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP})
+_DECIDING = frozenset({"s3", "s3a", "memory"})
+"""Whose `pipe_file(mode="create")` is one conditional write. The one that others inherit looks first and then writes,
+so two who decide at once would both be first."""
 
 
 class FolderPlace:
@@ -84,6 +95,10 @@ class FolderPlace:
                 self._disk.link(temporary, last, folder=folder.fd)
             except FileExistsError:
                 return False
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                raise PlaceUnknown(url=f"file://{self._root}", problem=_CANT_DECIDE) from error
             finally:
                 folder.remove(temporary)
             folder.sync()
@@ -122,8 +137,10 @@ class FolderPlace:
                 try:
                     below = folder.open_child(step, create=False)
                 except FileNotFoundError:
-                    below = folder.open_child(step, create=True)
+                    with suppress(FileExistsError):
+                        self._disk.make_folder(step, parent=folder.fd)
                     folder.sync()
+                    below = folder.open_child(step, create=False)
             finally:
                 folder.close()
             folder = below
@@ -173,16 +190,13 @@ class FsspecPlace:
 
     def create(self, name: str, data: bytes) -> bool:
         with self._reaching(f"writing {name}"):
+            kinds = self._files.protocol
+            if not _DECIDING & set((kinds,) if isinstance(kinds, str) else kinds):
+                raise PlaceUnknown(url=self._url, problem=_CANT_DECIDE)
             try:
                 self._files.pipe_file(self._path(name), data, mode="create")
             except FileExistsError:
                 return False
-            except (NotImplementedError, TypeError) as error:
-                raise PlaceUnknown(
-                    url=self._url,
-                    problem="it can't write a file only if there is none, which moving a session needs; push and pull "
-                    "copy without",
-                ) from error
         return True
 
     def _path(self, name: str) -> str:

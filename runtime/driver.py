@@ -115,6 +115,9 @@ class Driver:
             state.release()
 
     async def _advance(self, request: _Request) -> tuple[State, tuple[Sampled, ...]]:
+        if self._refusal is not None:  # since the wait for memory began; `run` may have ended by now
+            request.state.release()
+            raise self._refusal
         # A workflow that was idle isn't repaid for the time it did not ask; one of the last step's was not idle.
         self._served[request.workflow] = max(self._served.get(request.workflow, 0.0), self._now)
         key = self._next_key
@@ -245,7 +248,8 @@ class Driver:
 
     def _apply(self, key: int, request: _Request, segment: Segment, outcome: SegmentResult) -> None:
         rows = len(segment.tokens)
-        self._served[request.workflow] = self._served.get(request.workflow, 0.0) + max(rows, 1) / request.weight
+        if request.workflow in self._served:  # not if its last session ended during the step
+            self._served[request.workflow] += max(rows, 1) / request.weight
         if request.prefill:
             self.counters.prefilled_tokens += rows
         else:

@@ -185,6 +185,15 @@ class Runtime:
         node, timeline = stored.node, stored.timeline
         state, inexact = await keeper.rebuild(stored)
         goes_on = stored.is_head and node.session_id not in self._services.live
+        if goes_on and stored.path and self._services.journal.store is not None:
+            # It may have been live while the state was rebuilt, and have gone on or away since.
+            try:
+                again = await keeper.find(node.id, as_is=as_is)
+                goes_on = again.is_head and node.session_id not in self._services.live
+                self._check_open()
+            except BaseException:
+                state.release()
+                raise
         session = Session(
             self._services,
             session_id=node.session_id if goes_on else new_id(),

@@ -94,6 +94,7 @@ class LiveSession:
     def dropped(self) -> None:
         """As `unclaim`, for a reader who vanished: Python may say so when no event loop runs, so no clock is read."""
         self._doing = None
+        self._services.admission.freed()
 
     # in memory or in the store
 

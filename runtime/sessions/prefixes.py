@@ -149,8 +149,10 @@ class Prefixes:
         return entry
 
     def _forget(self, entry: Kept) -> None:
-        if self._entries.pop((entry.namespace, entry.position, entry.digest), None) is None:
-            return
+        key = (entry.namespace, entry.position, entry.digest)
+        if self._entries.get(key) is not entry:
+            return  # forgotten before; what is there now is somebody else's
+        del self._entries[key]
         where = (entry.namespace, entry.position)
         self._counts[where] -= 1
         if self._counts[where] == 0:

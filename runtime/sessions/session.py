@@ -121,6 +121,9 @@ class Session(DurableSession):
             else:
                 state, _ = await self._services.driver.advance(self.workflow, own, ids, prefill=True, weight=weight)
                 reused = 0
+            if not self.is_open:  # it ended meanwhile
+                state.release()
+                self._check_open()
             async with self._undone_unless_durable(own):
                 self._holding.become(state)
                 self._timeline.appended(ids)

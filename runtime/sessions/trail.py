@@ -39,10 +39,13 @@ class Trail:
         """
         services, start = self._services, own.position
         whole = np.concatenate([timeline.ids(), ids])
-        found = await services.keeper.known(self._namespace, whole, above=start)
-        state = own.retain() if found is None else found
-        reused, every = state.position - start, services.policy.snapshot_every
+        state = own.retain()  # its session may end while this waits
         try:
+            found = await services.keeper.known(self._namespace, whole, above=start)
+            if found is not None:
+                state.release()
+                state = found
+            reused, every = state.position - start, services.policy.snapshot_every
             services.admission.check(services.pool.most_bytes((own, state), len(whole)))
             if deadline is not None:
                 deadline.check("append", services.driver.reading_s(len(whole) - state.position))

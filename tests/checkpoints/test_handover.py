@@ -1,11 +1,16 @@
 """A session is handed over whole: killed at any call, it has one owner at most, and one after asking."""
 
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractFileSystem
 
 from serai.checkpoints import Store
 from serai.checkpoints.disk import Disk
@@ -22,7 +27,8 @@ from serai.checkpoints.handover import (
     settle,
 )
 from serai.checkpoints.ownership import OwnerStatus, override_move, ownership
-from serai.checkpoints.places import FolderPlace
+from serai.checkpoints.places import FolderPlace, place_at
+from serai.checkpoints.remote import pull, push
 from tests.checkpoints.samples import grown, make_node, make_snapshot, same_bits, saved
 
 STATE = make_snapshot(9, seed=4)
@@ -335,3 +341,49 @@ def test_a_node_elsewhere_in_the_tree_is_no_session_of_its_own(tmp_path: Path) -
         here.record(later)
         hand_over(here, first.session_id, later.id, sides.peer())
         assert here.tokens(first.id).size == 9
+
+
+@pytest.mark.parametrize("kind", ["store", "place"])
+def test_of_two_copies_moved_to_one_side_the_second_is_refused_and_stays_owned(kind: str, tmp_path: Path) -> None:
+    copies = FolderPlace(str(tmp_path / "copies"))
+    target = str(tmp_path / "target")
+    peer: Peer = StorePeer(target) if kind == "store" else PlacePeer(f"file://{target}", FolderPlace(target))
+    with Store.open(str(tmp_path / "a"), threads=1) as a, Store.open(str(tmp_path / "b"), threads=1) as b:
+        node = make_node(3)
+        a.record(node)
+        push(a, copies, node.id)
+        pull(b, copies, node.id)
+        hand_over(a, node.session_id, node.id, peer)
+        with pytest.raises(NotOwner):
+            hand_over(b, node.session_id, node.id, peer)
+        assert ownership(a, node.session_id).status is OwnerStatus.MOVED
+        assert ownership(b, node.session_id).may_be_used
+
+
+class NoLinks(Disk):
+    """As FAT: no file has two names."""
+
+    def link(self, name: str, new_name: str, *, folder: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+def test_a_place_that_cannot_decide_is_refused_and_the_session_stays_as_it_was(tmp_path: Path) -> None:
+    peer = PlacePeer(f"file://{tmp_path}/fat", FolderPlace(str(tmp_path / "fat"), disk=NoLinks()))
+    with Store.open(str(tmp_path / "here"), threads=1) as here:
+        node = make_node(3)
+        here.record(node)
+        with pytest.raises(PlaceUnknown, match="only if there is none"):
+            hand_over(here, node.session_id, node.id, peer)
+        assert ownership(here, node.session_id).may_be_used
+
+
+def test_a_file_system_that_looks_before_it_writes_decides_nothing() -> None:
+    class LooksFirst(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+        protocol = "looksfirst"
+        store: ClassVar[dict[str, object]] = {}
+        pipe_file = AbstractFileSystem.pipe_file
+
+    fsspec.register_implementation("looksfirst", LooksFirst, clobber=True)
+    with pytest.raises(PlaceUnknown, match="only if there is none"):
+        place_at("looksfirst://bucket/folder").create("owners/session/1", b"mine")
+    assert not LooksFirst.store
