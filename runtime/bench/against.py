@@ -10,6 +10,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from serai.kernels.compile import warm
 from serai.kernels.threads import threads
-from serai.runtime.bench.llama import Llama, crashes_with_amx
+from serai.runtime.bench.llama import PINNED, Llama, crashes_with_amx, system_info
 from serai.runtime.bench.mid import MidModel
 from serai.runtime.bench.report import BenchFailed, Claim, Report
 from serai.runtime.bench.tiny import TINY_K3, write_tiny_model
@@ -87,12 +88,16 @@ def bench_against_llama(made: MidModel, gguf: Path, *, quick: bool, tell: Callab
     warm()
     tell("do both compute the same?")
     same = check_same_function()
-    tell("reading the weights, serai")
-    loaded = load_model(find_model(made.folder), Precision.FAST, max_rows=PREFILL_TOKENS, trunk=Trunk.Q8)
-    tell("reading the weights, llama.cpp")
-    room = PREFILL_TOKENS + PROMPT_TOKENS + 2 * STEPS + ROUNDS * SESSION_STEPS
-    llama = Llama(gguf, threads=threads(), sequences=1 + SESSIONS, tokens=room, batch=PREFILL_TOKENS)
-    try:
+    with ExitStack() as opened:
+        tell("reading the weights, serai")
+        found = find_model(made.folder)
+        opened.callback(found.files.close)
+        loaded = load_model(found, Precision.FAST, max_rows=PREFILL_TOKENS, trunk=Trunk.Q8)
+        opened.callback(loaded.model.close)
+        tell("reading the weights, llama.cpp")
+        room = PREFILL_TOKENS + PROMPT_TOKENS + 2 * STEPS + ROUNDS * SESSION_STEPS
+        llama = Llama(gguf, threads=threads(), sequences=1 + SESSIONS, tokens=room, batch=PREFILL_TOKENS)
+        opened.callback(llama.close)
         serai = Serai(loaded)
         for side in (serai, llama):
             side.feed(prompts(loaded.model.config.vocab_size))
@@ -100,9 +105,6 @@ def bench_against_llama(made: MidModel, gguf: Path, *, quick: bool, tell: Callab
         for number in range(QUICK_ROUNDS if quick else ROUNDS):
             tell(f"round {number + 1}")
             rounds.append(one_round(serai, llama, loaded.model.config.vocab_size, number))
-    finally:
-        llama.close()
-        loaded.model.close()
     return report(rounds, made, gguf, same)
 
 
@@ -110,20 +112,20 @@ def check_same_function() -> str:
     """Both sides with a small model; says how far their logits are apart. Raises `BenchFailed` if that is too far."""
     from serai.runtime.bench.gguf_model import write_gguf  # needs the extra
 
-    with TemporaryDirectory() as made:
-        folder, gguf = Path(made) / "model", Path(made) / "model.gguf"
+    with ExitStack() as opened:
+        made = Path(opened.enter_context(TemporaryDirectory()))
+        folder, gguf = made / "model", made / "model.gguf"
         write_tiny_model(folder, SMALL)
         found = find_model(folder)
+        opened.callback(found.files.close)
         write_gguf(found.config, found.files, gguf)
         loaded = load_model(found, Precision.FAST, max_rows=PREFILL_TOKENS, trunk=Trunk.Q8)
+        opened.callback(loaded.model.close)
         llama = Llama(gguf, threads=threads(), sequences=1 + SESSIONS, tokens=2 * PROMPT_TOKENS, batch=PREFILL_TOKENS)
-        try:
-            error, agreed = compare(Serai(loaded), llama, SMALL.vocab)
-        finally:
-            llama.close()
-            loaded.model.close()
-            found.files.close()
-    return f"on a small model their logits differ by {error:.2f} of their size, {agreed} of {SESSIONS} top-1 equal"
+        opened.callback(llama.close)
+        error, agreed = compare(Serai(loaded), llama, SMALL.vocab)
+    near = f"differ by {error:.2f} of their size, {agreed} of {SESSIONS} top-1 equal"
+    return f"on a small model their logits {near} (all experts picked)"
 
 
 def prompts(vocab: int) -> list[tuple[int, Tokens]]:
@@ -179,8 +181,10 @@ def report(rounds: Sequence[tuple[Speeds, Speeds]], made: MidModel, gguf: Path, 
     load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
     size = f"{made.shape.layers} layers in K3's layout, {gguf.stat().st_size / 1e9:.1f} GB as GGUF"
     if crashes_with_amx():
-        size += ", llama.cpp without its AMX layouts, in which it crashes on this architecture"
+        crash = f"release {PINNED} crashes in its AMX ones on this architecture"
+        size += f", llama.cpp with AMX and repacked layouts both off ({crash}), serai with its own"
     where = f"{size}, 8-bit projections and MXFP4 experts on both sides, {threads()} threads, {load}"
+    built = f"llama.cpp's build: {system_info()}"
     kinds = {
         "decode_vs_llama": ("decode", f"one session after {PREFILL_TOKENS} tokens"),
         "prefill_vs_llama": ("prefill", f"{PREFILL_TOKENS} tokens"),
@@ -191,7 +195,9 @@ def report(rounds: Sequence[tuple[Speeds, Speeds]], made: MidModel, gguf: Path, 
         field, what = kinds[name]
         ratio = statistics.median(getattr(ours, field) / getattr(theirs, field) for ours, theirs in rounds)
         ours, theirs = (statistics.median(getattr(pair[side], field) for pair in rounds) for side in (0, 1))
-        detail = f"{what}: {ours:.1f} tok/s against {theirs:.1f}, median of {len(rounds)} rounds; {where}; {same}"
+        detail = (
+            f"{what}: {ours:.1f} tok/s against {theirs:.1f}, median of {len(rounds)} rounds; {where}; {same}; {built}"
+        )
         claims.append(Claim.at_least(name, ratio, "ratio", least, detail))
     rows: list[dict[str, object]] = [
         {"round": number + 1, "side": side, "prefill": one.prefill, "decode": one.decode, "8 sessions": one.sessions8}

@@ -6,7 +6,9 @@ stored). But for MLA's two small matrices a head, which stay bfloat16 as in sera
 Q8_0 on CPUs with AMX, whose buffers want contiguous queries. The file has no vocabulary: it is fed token ids.
 """
 
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,19 @@ from numpy.typing import NDArray
 
 from serai.runtime.bench.report import BenchFailed
 from serai.runtime.models.config import ExpertFormat, LayerKind, ModelConfig, ModelFamily, MoeConfig
+from serai.runtime.models.open_model import find_model
 from serai.runtime.models.safetensors_files import CheckpointFiles
 from serai.runtime.models.tensor_table import EMBEDDING, decay_per_head, find_prefix, head_name
+
+RECIPE = 1
+"""Part of a file's name; goes up when the same checkpoint begins to give another file."""
 
 ARCHITECTURE = "kimi-k3"
 _F32, _BF16, _Q8_0, _MXFP4 = (gguf.GGMLQuantizationType[name] for name in ("F32", "BF16", "Q8_0", "MXFP4"))
 _MXFP4_BLOCK = 32
 _ROWS_AT_ONCE = 8192
+_HEADER_BYTES = 1 << 20
+"""More than the keys and names of any model written here take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +48,58 @@ class _Tensor:
         block, nbytes = gguf.GGML_QUANT_SIZES[self.kind]
         return (*self.shape[:-1], self.shape[-1] // block * nbytes)
 
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.byte_shape))
+
+
+def cached_gguf(folder: Path, tell: Callable[[str], None]) -> Path:
+    """The checkpoint in `folder` as a GGUF file beside it; written now unless an earlier call has. Never half written.
+
+    Raises `BenchFailed` as `write_gguf` does.
+    """
+    kept = folder.with_name(f"{folder.name}-{RECIPE}.gguf")
+    if not kept.exists():
+        tell("the same as GGUF")
+        unfinished = kept.with_suffix(".unfinished")
+        unfinished.unlink(missing_ok=True)  # of a process that was killed
+        found = find_model(folder)
+        with closing(found.files):
+            write_gguf(found.config, found.files, unfinished)
+        unfinished.rename(kept)
+    return kept
+
 
 def write_gguf(config: ModelConfig, files: CheckpointFiles, path: Path) -> int:
-    """Write the file and give its bytes. Raises `BenchFailed` for a model that is not K3 with MXFP4 experts."""
+    """Write the file and give its bytes; what was written of it is removed when that fails.
+
+    Raises `BenchFailed` for a model that is not K3 with MXFP4 experts, and when the disk has no room for the file.
+    """
     is_k3 = config.family is ModelFamily.KIMI_K3 and config.expert_format is ExpertFormat.MXFP4
     if not is_k3 or config.moe is None or config.activation.situ_beta == 0:
         raise BenchFailed("only a Kimi K3 with MXFP4 experts is written as a GGUF file")
-    writer = gguf.GGUFWriter(path, ARCHITECTURE)
-    _describe(writer, config, config.moe)
     tensors = list(_Source(config, config.moe, files).tensors())
-    for tensor in tensors:
-        nbytes = int(np.prod(tensor.byte_shape))
-        writer.add_tensor_info(tensor.name, tensor.byte_shape, np.dtype(np.uint8), nbytes, tensor.kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for tensor in tensors:
-        values = np.ascontiguousarray(tensor.make())
-        writer.write_tensor_data(values.reshape(-1).view(np.uint8))
-    writer.close()
+    needed = sum(tensor.nbytes for tensor in tensors) + _HEADER_BYTES
+    free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        raise BenchFailed(
+            f"the GGUF file takes {needed:,} bytes in {path.parent}, where {free:,} are free; name another --dir"
+        )
+    try:
+        with closing(gguf.GGUFWriter(path, ARCHITECTURE)) as writer:
+            _describe(writer, config, config.moe)
+            for tensor in tensors:
+                shape, kind = tensor.byte_shape, tensor.kind
+                writer.add_tensor_info(tensor.name, shape, np.dtype(np.uint8), tensor.nbytes, kind)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for tensor in tensors:
+                values = np.ascontiguousarray(tensor.make())
+                writer.write_tensor_data(values.reshape(-1).view(np.uint8))
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
     return path.stat().st_size
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,20 @@ def why_not() -> str | None:
 
 
 def crashes_with_amx() -> bool:
-    """Whether llama.cpp would lay weights out for AMX: release 0.3.36 then ends the process in its first product. It is
-    run without such layouts there, on the CPU's vector units."""
+    """Whether llama.cpp would lay weights out for AMX: release 0.3.36 then ends the process in its first product.
+
+    There it is run without such layouts. The switch for them, `use_extra_bufts`, is also that of the layouts repacked
+    for the CPU's vector units, so it has neither.
+    """
     return bool(features().get("amx-int8"))
+
+
+def system_info() -> str:
+    """llama.cpp's own words on what it was built with and this CPU has, also where a layout of it is switched off."""
+    import llama_cpp
+
+    said: bytes = llama_cpp.llama_print_system_info()
+    return said.decode().strip(" |")
 
 
 @functools.cache
@@ -47,7 +59,10 @@ def _begin() -> Any:
 
 
 class Llama:
-    """A GGUF file opened by llama.cpp with a context for `sequences` sequences of `tokens` tokens each."""
+    """A GGUF file opened by llama.cpp with a context for `sequences` sequences of `tokens` tokens each.
+
+    Raises `BenchFailed` when llama.cpp opens no such file or makes no such context; nothing stays open then.
+    """
 
     def __init__(self, path: Path, *, threads: int, sequences: int, tokens: int, batch: int) -> None:
         import llama_cpp
@@ -56,21 +71,26 @@ class Llama:
         _begin()
         loading = llama_cpp.llama_model_default_params()
         loading.use_extra_bufts = not crashes_with_amx()
-        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), loading)
-        if not self._model:
-            raise BenchFailed(f"llama.cpp does not open {path}")
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = sequences * tokens, batch, batch
         params.n_threads = params.n_threads_batch = threads
         params.n_seq_max = sequences
         if hasattr(params, "n_outputs_max"):
             params.n_outputs_max = sequences
-        self._context = llama_cpp.llama_init_from_model(self._model, params)
-        if not self._context:
-            raise BenchFailed(f"llama.cpp makes no context for {sequences} sequences of {tokens} tokens")
-        self._memory = llama_cpp.llama_get_memory(self._context)
-        self._batch = llama_cpp.llama_batch_init(batch, 0, 1)
-        self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        with ExitStack() as opened:
+            model = llama_cpp.llama_model_load_from_file(str(path).encode(), loading)
+            if not model:
+                raise BenchFailed(f"llama.cpp does not open {path}")
+            opened.callback(llama_cpp.llama_model_free, model)
+            self._context = llama_cpp.llama_init_from_model(model, params)
+            if not self._context:
+                raise BenchFailed(f"llama.cpp makes no context for {sequences} sequences of {tokens} tokens")
+            opened.callback(llama_cpp.llama_free, self._context)
+            self._batch = llama_cpp.llama_batch_init(batch, 0, 1)
+            opened.callback(llama_cpp.llama_batch_free, self._batch)
+            self._memory = llama_cpp.llama_get_memory(self._context)
+            self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+            self._opened = opened.pop_all()
         self._positions = [0] * sequences
 
     def feed(self, parts: Sequence[tuple[int, NDArray[np.int32]]]) -> NDArray[np.float32]:
@@ -97,6 +117,4 @@ class Llama:
         self._positions[sequence] = 0
 
     def close(self) -> None:
-        self._lib.llama_batch_free(self._batch)
-        self._lib.llama_free(self._context)
-        self._lib.llama_model_free(self._model)
+        self._opened.close()

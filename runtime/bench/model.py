@@ -73,24 +73,14 @@ def bench_against(folder: Path, peer: str, *, quick: bool, tell: Callable[[str],
         raise BadParameter(f"--against is 'llama', not {peer!r}")
     if (why := why_not()) is not None:
         return Report("model", tuple(_unmeasured(why)))
-    from serai.runtime.bench.gguf_model import write_gguf  # needs the extra
+    from serai.runtime.bench.gguf_model import cached_gguf  # needs the extra
 
     # The weights in the checkpoint's form (as they are read), in serai's and in llama.cpp's.
     room = default_budget().budget_bytes // 3
     shape = with_layers(largest_that_fits(room), 4 if quick else 16, 32_768)
     tell(f"a model of {shape.layers} layers in K3's layout")
     made = cached_mid_model(folder, shape)
-    gguf = made.folder.with_suffix(".gguf")
-    if not gguf.exists():
-        tell("the same as GGUF")
-        unfinished = gguf.with_suffix(".unfinished")
-        found = find_model(made.folder)
-        try:
-            write_gguf(found.config, found.files, unfinished)
-        finally:
-            found.files.close()
-        unfinished.rename(gguf)
-    return bench_against_llama(made, gguf, quick=quick, tell=tell)
+    return bench_against_llama(made, cached_gguf(made.folder, tell), quick=quick, tell=tell)
 
 
 def measure(

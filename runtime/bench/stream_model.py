@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from serai.kernels.experts import ExpertLayout, pack_expert
 from serai.kernels.matrix import Format
-from serai.runtime.bench.mid import mid_tensor, with_layers
+from serai.runtime.bench.mid import MID_K3, mid_tensor, with_layers
 from serai.runtime.bench.random_weights import random_tensor
 from serai.runtime.bench.report import BenchFailed
-from serai.runtime.bench.tiny import ExpertType, TinyModel
+from serai.runtime.bench.tiny import TinyModel
 from serai.runtime.bench.write_checkpoint import StoredTensor as TensorType
 from serai.runtime.experts.cache import aligned_bytes
 from serai.runtime.experts.pack_files import Piece, PlannedFile, StoredTensor, write_whole
@@ -38,7 +38,7 @@ from serai.runtime.experts.packed_format import (
     layout_text,
     records_name,
 )
-from serai.runtime.models.config import ModelConfig, ModelFamily, MoeConfig, parse_config
+from serai.runtime.models.config import ModelConfig, MoeConfig, parse_config
 from serai.runtime.models.safetensors_files import INDEX_NAME
 from serai.runtime.models.tensor_table import TensorRole, expert_layers, expert_tensors, trunk_tensors
 
@@ -50,69 +50,18 @@ SPARE_BYTES = 2 << 30
 
 _TRUNK_FILE_BYTES = 1 << 30
 
-K3_48B = TinyModel(
-    family=ModelFamily.KIMI_K3,
-    vocab=163_840,
-    hidden=2304,
+K3_48B = replace(
+    MID_K3,
     layers=27,
     attention_layers=(4, 8, 12, 16, 20, 24, 27),
     kda_heads=32,
-    kda_head_dim=128,
-    gate_lower_bound=-5.0,
-    full_rank_gate=True,
     heads=32,
-    q_lora=768,
-    kv_lora=512,
-    nope_dim=128,
-    rope_dim=64,
-    v_dim=128,
-    output_gate=True,
-    dense_inner=9216,
     experts=256,
-    experts_per_token=8,
     expert_inner=2048,
-    expert_latent=1152,
-    expert_latent_norm=True,
     shared_experts=1,
-    situ_beta=4.0,
-    situ_linear_beta=25.0,
     residual_block=12,
-    expert_type=ExpertType.MXFP4,
-    context=1 << 20,
 )
 """Kimi-Linear-48B's sizes, 256 experts of 3.8 MB in 26 layers, in K3's layout: 30 GB."""
-
-K3_SLICE = TinyModel(
-    family=ModelFamily.KIMI_K3,
-    vocab=32_768,
-    hidden=7168,
-    layers=2,
-    attention_layers=(2,),
-    kda_heads=96,
-    kda_head_dim=128,
-    gate_lower_bound=-5.0,
-    full_rank_gate=True,
-    heads=96,
-    q_lora=1536,
-    kv_lora=512,
-    nope_dim=128,
-    rope_dim=64,
-    v_dim=128,
-    output_gate=True,
-    dense_inner=33_792,
-    experts=896,
-    experts_per_token=16,
-    expert_inner=3072,
-    expert_latent=3584,
-    expert_latent_norm=True,
-    shared_experts=2,
-    situ_beta=4.0,
-    situ_linear_beta=25.0,
-    residual_block=12,
-    expert_type=ExpertType.MXFP4,
-    context=1 << 20,
-)
-"""Two layers of the real Kimi K3, one of them with 896 experts of 17.5 MB, and a fifth of its words: 19 GB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +82,6 @@ def packed_bytes(shape: TinyModel) -> int:
 def fewer_layers(shape: TinyModel) -> Iterator[TinyModel]:
     """The shape, then its first layers, one fewer at a time, down to four."""
     return (with_layers(shape, layers, shape.vocab) for layers in range(shape.layers, 3, -1))
-
-
-def fewer_experts(shape: TinyModel) -> Iterator[TinyModel]:
-    """The shape, then with sixteen experts fewer at a time, down to four tokens' worth."""
-    least = 4 * shape.experts_per_token
-    return (replace(shape, experts=experts) for experts in range(shape.experts, least - 1, -16))
 
 
 def cached_stream_model(

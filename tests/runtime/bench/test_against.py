@@ -1,17 +1,30 @@
 """`serai bench model --against llama`: the same weights in both forms, and no comparison of different functions."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
+import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from serai.kernels.matrix import pack_mxfp4, unpack
-from serai.runtime.bench import model
-from serai.runtime.bench.against import SMALL, Serai, Speeds, check_same_function, compare, one_round, report
+from serai.runtime.bench import against, gguf_model, llama, model
+from serai.runtime.bench.against import (
+    SMALL,
+    Serai,
+    Speeds,
+    bench_against_llama,
+    check_same_function,
+    compare,
+    one_round,
+    report,
+)
+from serai.runtime.bench.gguf_model import mxfp4_blocks, write_gguf
 from serai.runtime.bench.llama import Llama, why_not
-from serai.runtime.bench.mid import MidModel, cached_mid_model
+from serai.runtime.bench.mid import MidModel
 from serai.runtime.bench.report import BenchFailed
 from serai.runtime.bench.tiny import TINY_LINEAR, write_tiny_model
 from serai.runtime.errors import BadParameter
@@ -22,9 +35,6 @@ Tokens = NDArray[np.int32]
 
 
 def test_mxfp4_weights_keep_every_value_in_llama_cpps_blocks() -> None:
-    gguf = pytest.importorskip("gguf", reason="needs the extra: pip install 'serai[bench]'")
-    from serai.runtime.bench.gguf_model import mxfp4_blocks
-
     rng = np.random.default_rng(0)
     packed = rng.integers(0, 256, (48, 32), dtype=np.uint8)
     scales = rng.integers(110, 140, (48, 2), dtype=np.uint8)
@@ -33,9 +43,6 @@ def test_mxfp4_weights_keep_every_value_in_llama_cpps_blocks() -> None:
 
 
 def test_a_gguf_holds_the_checkpoints_weights(tmp_path: Path) -> None:
-    gguf = pytest.importorskip("gguf", reason="needs the extra: pip install 'serai[bench]'")
-    from serai.runtime.bench.gguf_model import write_gguf
-
     write_tiny_model(tmp_path / "m", SMALL)
     found = find_model(tmp_path / "m")
     assert write_gguf(found.config, found.files, tmp_path / "m.gguf") == (tmp_path / "m.gguf").stat().st_size
@@ -56,9 +63,6 @@ def test_a_gguf_holds_the_checkpoints_weights(tmp_path: Path) -> None:
 
 
 def test_only_k3_with_packed_experts_is_written(tmp_path: Path) -> None:
-    pytest.importorskip("gguf", reason="needs the extra: pip install 'serai[bench]'")
-    from serai.runtime.bench.gguf_model import write_gguf
-
     write_tiny_model(tmp_path / "m", TINY_LINEAR)
     found = find_model(tmp_path / "m")
     with pytest.raises(BenchFailed, match="only a Kimi K3 with MXFP4 experts"):
@@ -70,8 +74,6 @@ def test_serai_and_llama_cpp_compute_the_same_function(tmp_path: Path) -> None:
     """Over a prompt, over single tokens, and for a sequence that was forgotten and begun again."""
     if (why := why_not()) is not None:
         pytest.skip(why)
-    from serai.runtime.bench.gguf_model import write_gguf
-
     write_tiny_model(tmp_path / "m", SMALL)
     found = find_model(tmp_path / "m")
     write_gguf(found.config, found.files, tmp_path / "m.gguf")
@@ -92,7 +94,9 @@ def test_serai_and_llama_cpp_compute_the_same_function(tmp_path: Path) -> None:
                 side.forget(sequence)
         again, _ = compare(serai, llama, SMALL.vocab)
         assert again == pytest.approx(error, rel=1e-3)
-        assert f"differ by {error:.2f} of their size" in check_same_function()
+        said = check_same_function()
+        assert f"differ by {error:.2f} of their size" in said
+        assert said.endswith("(all experts picked)")
     finally:
         llama.close()
         loaded.model.close()
@@ -135,7 +139,54 @@ def test_both_sides_do_the_same_work_in_a_round() -> None:
     assert all(value > 0 for side in speeds for value in (side.prefill, side.decode, side.sessions8))
 
 
-def test_a_claim_is_the_median_over_rounds_and_may_miss(tmp_path: Path) -> None:
+def open_files(ending: str) -> set[Path]:
+    """The files with that ending that this process has open."""
+    if not Path("/proc/self/fd").is_dir():
+        pytest.skip("open files are listed in /proc/self/fd, which this system lacks")
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return {link.readlink() for link in links if link.readlink().suffix == ending}
+
+
+def test_nothing_stays_open_when_llama_cpp_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object, **__: object) -> Llama:
+        assert open_files(".safetensors") > before
+        raise BenchFailed("llama.cpp does not open it")
+
+    monkeypatch.setattr(against, "Llama", refuses)
+    before = open_files(".safetensors")
+    with pytest.raises(BenchFailed, match="does not open"):
+        check_same_function()
+    assert open_files(".safetensors") == before
+    monkeypatch.setattr(against, "check_same_function", lambda: "alike")
+    write_tiny_model(tmp_path / "m", SMALL)
+    with pytest.raises(BenchFailed, match="does not open"):
+        bench_against_llama(MidModel(tmp_path / "m", SMALL, 1), tmp_path / "m.gguf", quick=True, tell=lambda _: None)
+    assert open_files(".safetensors") == before
+
+
+def test_llama_cpps_model_is_freed_when_it_makes_no_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[str] = []
+    fake = SimpleNamespace(
+        llama_model_default_params=SimpleNamespace,
+        llama_context_default_params=SimpleNamespace,
+        llama_model_load_from_file=lambda path, params: "the model",
+        llama_init_from_model=lambda opened, params: None,
+        llama_model_free=freed.append,
+    )
+    monkeypatch.setitem(sys.modules, "llama_cpp", fake)
+    monkeypatch.setattr(llama, "_begin", lambda: None)
+    with pytest.raises(BenchFailed, match="makes no context for 9 sequences of 200 tokens"):
+        Llama(tmp_path / "m.gguf", threads=1, sequences=9, tokens=200, batch=64)
+    assert freed == ["the model"]
+
+
+@pytest.mark.parametrize("crashes", [True, False])
+def test_a_claim_is_the_median_over_rounds_and_may_miss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crashes: bool
+) -> None:
+    """And says which of llama.cpp's layouts it was without, and how it was built."""
+    monkeypatch.setattr(against, "crashes_with_amx", lambda: crashes)
+    monkeypatch.setattr(against, "system_info", lambda: "CPU : AVX2 = 1")
     (tmp_path / "m.gguf").write_bytes(b"x")
     made = MidModel(tmp_path, SMALL, 1)
     rounds = [(Speeds(40, 14, 31), Speeds(10, 10, 10)), (Speeds(30, 20, 90), Speeds(10, 10, 10))] * 2
@@ -145,6 +196,9 @@ def test_a_claim_is_the_median_over_rounds_and_may_miss(tmp_path: Path) -> None:
         "prefill_vs_llama": (4.0, True),
         "sessions8_vs_llama": (3.1, True),
     }
+    for claim in claims.values():
+        assert ("llama.cpp with AMX and repacked layouts both off (release 0.3.36 crashes" in claim.detail) is crashes
+        assert claim.detail.endswith("alike; llama.cpp's build: CPU : AVX2 = 1")
     slow = report([(Speeds(1, 1, 1), Speeds(1, 1, 1))], made, tmp_path / "m.gguf", "alike")
     assert [claim.holds for claim in slow.claims] == [False] * 3
 
@@ -158,14 +212,39 @@ def test_without_llama_cpp_nothing_is_claimed(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_models_second_form_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("gguf", reason="needs the extra: pip install 'serai[bench]'")
     monkeypatch.setattr(model, "why_not", lambda: None)
     monkeypatch.setattr(model, "largest_that_fits", lambda room_bytes: SMALL)
     monkeypatch.setattr(model, "with_layers", lambda shape, layers, vocab: shape)
     seen: list[Path] = []
     monkeypatch.setattr(model, "bench_against_llama", lambda made, gguf, **_: seen.append(gguf))
+    told: list[str] = []
     for _ in range(2):
-        model.bench_against(tmp_path, "llama", quick=True, tell=lambda _: None)
+        model.bench_against(tmp_path, "llama", quick=True, tell=told.append)
     assert seen[0] == seen[1]
     assert seen[0].exists()
-    assert cached_mid_model(tmp_path, SMALL).folder.with_suffix(".gguf") == seen[0]
+    assert seen[0].parent == tmp_path
+    assert told.count("the same as GGUF") == 1
+    monkeypatch.setattr(gguf_model, "RECIPE", 2)
+    model.bench_against(tmp_path, "llama", quick=True, tell=told.append)
+    assert seen[2] != seen[0], "another recipe's file is not taken for this one's"
+    assert told.count("the same as GGUF") == 2
+    assert not list(tmp_path.glob("*.unfinished"))
+
+
+def test_a_gguf_that_can_not_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+        assert open_files(".gguf")
+        raise OSError("no space left on device")
+
+    write_tiny_model(tmp_path / "m", SMALL)
+    found = find_model(tmp_path / "m")
+    monkeypatch.setattr(gguf_model, "_bf16", breaks)
+    with pytest.raises(OSError, match="no space"):
+        write_gguf(found.config, found.files, tmp_path / "m.gguf")
+    assert not open_files(".gguf")
+    full = SimpleNamespace(free=1_000)
+    monkeypatch.setattr("serai.runtime.bench.gguf_model.shutil.disk_usage", lambda folder: full)
+    with pytest.raises(BenchFailed, match="where 1,000 are free; name another --dir"):
+        write_gguf(found.config, found.files, tmp_path / "m.gguf")
+    found.files.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
