@@ -99,13 +99,15 @@ def expert_slots(
     Raises `BudgetTooSmall` for a budget that can't hold the rest of the model, one session and one layer's experts for
     one token.
     """
+    fast = precision is Precision.FAST
     plan = plan_memory(
         found.config,
         found.files,
         context_tokens=LEAST_CONTEXT_TOKENS,
         step_rows=Limits().step_rows,
-        kernel_scratch_bytes=kernel_scratch_bytes(found.config, Limits().step_rows),
+        kernel_scratch_bytes=kernel_scratch_bytes(found.config, Limits().step_rows, fast=fast),
         trunk=trunk,
+        fast=fast,
     )
     if budget_bytes >= plan.floor_bytes.of(precision.latents) or plan.moe_layers == 0:
         check_budget(plan, budget_bytes, precision.latents)

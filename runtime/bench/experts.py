@@ -93,7 +93,7 @@ def _plan(shape: TinyModel) -> tuple[int, MemoryPlan]:
         config,
         context_tokens=LEAST_CONTEXT_TOKENS,
         step_rows=rows,
-        kernel_scratch_bytes=kernel_scratch_bytes(config, rows),
+        kernel_scratch_bytes=kernel_scratch_bytes(config, rows, fast=True),
     )
     return plan.moe_layers * plan.experts_per_layer * plan.expert_slot_bytes, plan
 

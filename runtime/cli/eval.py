@@ -7,7 +7,7 @@ from zipfile import BadZipFile
 
 import typer
 
-from serai.runtime.cli.options import Budget, Json, Model, Precision, PrecisionName, Threads
+from serai.runtime.cli.options import Budget, Json, Model, Precision, PrecisionName, Threads, Trunk
 from serai.runtime.cli.output import FAILED, reporting
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def evaluate_model(
     ] = None,
     greedy: Annotated[int, typer.Option(min=0, help="Greedy tokens to add after the last one.")] = 24,
     precision: Precision = PrecisionName.EXACT,
+    trunk: Trunk = None,
     budget: Budget = None,
     threads: Threads = None,
     as_json: Json = False,
@@ -38,7 +39,7 @@ def evaluate_model(
 
         ids = _read_tokens(tokens)
         _check_writable(out)
-        with open_model(model, precision=precision.value, budget=budget, threads=threads) as opened:
+        with open_model(model, precision=precision.value, trunk=trunk, budget=budget, threads=threads) as opened:
             ids = checked_tokens(ids, opened.found.config.vocab_size)
             prompt = max(1, len(ids) // 2) if split is None else split
             began_s = time.monotonic()
@@ -50,6 +51,7 @@ def evaluate_model(
             {
                 "model": model,
                 "precision": precision.value,
+                "trunk": opened.loaded.fingerprint.trunk,
                 "build": opened.loaded.fingerprint.build,
                 "tokens": len(ids),
                 "split": prompt,

@@ -71,29 +71,33 @@ class OpenedModel:
 
 
 @contextmanager
-def open_model(name: str, *, precision: str, budget: str | None, threads: int | None) -> Iterator[OpenedModel]:
+def open_model(
+    name: str, *, precision: str, trunk: str | None, budget: str | None, threads: int | None
+) -> Iterator[OpenedModel]:
     """A loaded model, ready kernels and no sessions. Refuses a budget that is too small before anything is loaded."""
     from serai.kernels import compile as kernels
     from serai.kernels.threads import set_threads
     from serai.runtime.memory.byte_sizes import parse_bytes
     from serai.runtime.memory.limits import default_budget
     from serai.runtime.models.open_model import Precision, find_model, load_model
+    from serai.runtime.models.trunk import Trunk
     from serai.runtime.opening import expert_slots
     from serai.runtime.scheduler import Limits
 
-    chosen = Precision.parse(precision)
+    chosen, held = Precision.parse(precision), Trunk.parse(trunk)
     budget_bytes = default_budget().budget_bytes if budget is None else parse_bytes(budget)
     found = find_model(name)
     try:
         if threads is not None:
             set_threads(threads)  # before the plan: each thread has memory of its own
-        slots = expert_slots(found, chosen, budget_bytes)
+        slots = expert_slots(found, chosen, budget_bytes, held)
         with opening_progress() as tell:
             kernels.warm(lambda step: tell("kernels", step.done, step.total))
             loaded = load_model(
                 found,
                 chosen,
                 max_rows=Limits().step_rows,
+                trunk=held,
                 expert_slots=slots,
                 progress=lambda done, total: tell("weights", done, total),
             )

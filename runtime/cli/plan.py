@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from serai.runtime.cli.options import Budget, Json, Precision, PrecisionName
+from serai.runtime.cli.options import Budget, Json, Precision, PrecisionName, Trunk
 from serai.runtime.cli.output import bytes_text, pairs, reporting, table
 
 if TYPE_CHECKING:
@@ -25,18 +25,21 @@ def plan(
     sessions: Annotated[int, typer.Option(min=1, help="Sessions to hold in memory at once.")] = 1,
     budget: Budget = None,
     precision: Precision = PrecisionName.FAST,
+    trunk: Trunk = None,
     as_json: Json = False,
 ) -> None:
     """Show what a model and its sessions take in memory. A budget that is too small is an error, as it is for run."""
     from serai.checkpoints.snapshot import LatentType
     from serai.runtime.memory.byte_sizes import parse_bytes
     from serai.runtime.memory.plan import DEFAULT_CONTEXT_TOKENS, check_budget, plan_memory, sessions_that_fit
+    from serai.runtime.models.trunk import Trunk as HeldTrunk
 
     with reporting(as_json=as_json) as out:
-        latents = LatentType.FLOAT32 if precision is PrecisionName.EXACT else LatentType.BFLOAT16
+        fast, held = precision is PrecisionName.FAST, HeldTrunk.parse(trunk)
+        latents = LatentType.BFLOAT16 if fast else LatentType.FLOAT32
         config, files = _read(path)
         try:
-            made = plan_memory(config, files, context_tokens=context or DEFAULT_CONTEXT_TOKENS)
+            made = plan_memory(config, files, context_tokens=context or DEFAULT_CONTEXT_TOKENS, trunk=held, fast=fast)
         finally:
             if files is not None:
                 files.close()
@@ -107,7 +110,7 @@ def _model_table(made: "MemoryPlan") -> Table:
     told = "the headers of its weights" if made.source == "headers" else "config.json alone"
     return pairs(
         [
-            ("Trunk", bytes_text(made.trunk_bytes)),
+            (f"Trunk, {made.trunk}", bytes_text(made.trunk_bytes)),
             ("Experts", f"{bytes_text(made.experts_total_bytes)} ({experts})" if made.experts_per_layer else "none"),
             ("Experts one token visits", f"{made.token_experts} = {bytes_text(made.token_expert_bytes)}"),
             ("Fewest expert slots", f"{made.min_expert_slots}: {made.min_expert_slots_rule}"),

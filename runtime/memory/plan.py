@@ -120,10 +120,12 @@ def plan_memory(
     step_rows: int = DEFAULT_STEP_ROWS,
     kernel_scratch_bytes: int = 0,
     trunk: Trunk = Trunk.AS_STORED,
+    fast: bool = True,
 ) -> MemoryPlan:
     """The plan for sessions of `context_tokens` tokens and steps of up to `step_rows` rows.
 
     `kernel_scratch_bytes` is what the compute threads keep for themselves; only who knows the threads can tell.
+    Only `fast` precision has 8-bit activations, which an 8-bit trunk needs room for.
     With `files` the element types are those of the headers, without those the published checkpoints use. Raises
     `WeightsInvalid` when the files lack a tensor of the table, `BadParameter` for sizes below 1.
     """
@@ -154,7 +156,7 @@ def plan_memory(
     token_experts = config.moe_layers * per_token
     reading = READING_RECORDS if moe is not None else 0
     shape = ScratchShape.of(config)
-    activations = shape.q8_activation_bytes(step_rows)
+    activations = shape.q8_activation_bytes(step_rows) if fast else 0
     scratch = shape.bytes_for(step_rows) + kernel_scratch_bytes + (activations if trunk is Trunk.Q8 else 0)
     layouts = {latents: state_layout(config, latents) for latents in LatentType}
     layout = layouts[LatentType.FLOAT32]

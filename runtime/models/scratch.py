@@ -13,13 +13,13 @@ from serai.runtime.models.scratch_shape import ScratchShape
 from serai.runtime.models.trunk import Trunk
 
 
-def kernel_scratch_bytes(config: ModelConfig, rows: int) -> int:
+def kernel_scratch_bytes(config: ModelConfig, rows: int, *, fast: bool) -> int:
     """Bytes beside the buffers of `ScratchShape` for steps of `rows` rows: what the compute threads keep for themselves
-    and, for packed experts, 8-bit activations, which only `fast` needs."""
+    and, for packed experts in `fast` precision, 8-bit activations."""
     mla, moe = config.mla, config.moe
     floats = kda_scratch_floats(config.kda.head_dim, threads())
     total = 4 * (floats + mla_scratch_floats(mla.kv_lora_rank, mla.rope_dim, threads()))
-    if moe is not None and config.expert_format is ExpertFormat.MXFP4:
+    if moe is not None and config.expert_format is ExpertFormat.MXFP4 and fast:
         total += Quantized.bytes_needed(rows, moe.latent)
         total += Quantized.bytes_needed(rows * moe.experts_per_token, moe.inner)
     return total

@@ -60,7 +60,7 @@ def floors(model: Path) -> tuple[int, int]:
         found.files,
         context_tokens=LEAST_CONTEXT_TOKENS,
         step_rows=Limits().step_rows,
-        kernel_scratch_bytes=kernel_scratch_bytes(found.config, Limits().step_rows),
+        kernel_scratch_bytes=kernel_scratch_bytes(found.config, Limits().step_rows, fast=True),
     )
     found.files.close()
     return plan.streaming_floor_bytes.bfloat16, plan.floor_bytes.bfloat16

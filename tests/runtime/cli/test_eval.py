@@ -56,6 +56,21 @@ def test_the_file_holds_what_the_contract_names_and_the_three_logits_are_equal(n
                 assert arrays[f"state_{layer}_{part}"].dtype == np.float32
 
 
+def test_an_8_bit_trunk_says_nearly_the_same(nano: Path, tmp_path: Path) -> None:
+    tokens = tokens_file(tmp_path, np.random.default_rng(3).integers(0, 1024, 6))
+    logits = []
+    for trunk in ("as stored", "q8"):
+        out = tmp_path / "out.npz"
+        options = [] if trunk == "as stored" else ["--trunk", trunk]
+        arguments = ["--tokens", tokens, "--out", str(out), "--greedy", "0", *options, "--json"]
+        result = runner.invoke(app, ["eval", str(nano), *arguments])
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(result.stdout)["trunk"] == trunk
+        with np.load(out) as arrays:
+            logits.append(arrays["prefill_logits"])
+    assert 0 < np.linalg.norm(logits[1] - logits[0]) / np.linalg.norm(logits[0]) < 0.1
+
+
 def test_it_agrees_with_an_independent_implementation(tmp_path: Path) -> None:
     folder = shared("oracle", "kimi_k3_f32")
     out = tmp_path / "out.npz"

@@ -13,10 +13,10 @@ from tests.runtime.fake_model import Flaw
 runner = CliRunner()
 
 
-@pytest.mark.parametrize("precision", ["exact", "fast"])
-def test_a_model_keeps_every_promise(precision: str, nano: Path) -> None:
+@pytest.mark.parametrize(("precision", "trunk"), [("exact", []), ("fast", []), ("fast", ["--trunk", "q8"])])
+def test_a_model_keeps_every_promise(precision: str, trunk: list[str], nano: Path) -> None:
     """B106, B14: mixed batches, threads, splits, forks and pauses give the bits of a lone run."""
-    result = runner.invoke(app, ["selfcheck", str(nano), "--precision", precision, "--json"])
+    result = runner.invoke(app, ["selfcheck", str(nano), "--precision", precision, *trunk, "--json"])
     assert result.exit_code == 0, (result.stdout, result.stderr)
     promises = json.loads(result.stdout)
     assert len(promises) == 9

@@ -12,12 +12,15 @@ from serai.runtime import open_runtime
 from serai.runtime.bench.tiny import TINY_K3, TINY_LINEAR, ExpertType, TinyModel, write_tiny_model
 from serai.runtime.checks.stepping import Stepper
 from serai.runtime.errors import BadParameter, ModelMismatch
+from serai.runtime.memory.plan import plan_memory
 from serai.runtime.models.config import parse_config
 from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
 from serai.runtime.models.scratch import kernel_scratch_bytes
 from serai.runtime.models.scratch_shape import ScratchShape
 from serai.runtime.models.trunk import Trunk
 from serai.runtime.models.weights import KdaWeights, MlaWeights, MoeWeights
+from serai.runtime.opening import LEAST_CONTEXT_TOKENS, expert_slots
+from serai.runtime.scheduler import Limits
 from serai.runtime.state import StatePool
 
 TOKENS = np.random.default_rng(3).integers(0, 1000, 48).astype(np.int32)
@@ -88,11 +91,37 @@ def test_a_tied_head_stays_as_the_embedding_is(tmp_path: Path) -> None:
     assert weights.head.format is Format.BF16
 
 
-def test_scratch_is_what_was_planned(tmp_path: Path) -> None:
-    model = loaded(tmp_path / "k3", TINY_K3, Precision.FAST, Trunk.Q8).model
-    shape = ScratchShape.of(model.config)
-    planned = shape.bytes_for(64) + kernel_scratch_bytes(model.config, 64) + shape.q8_activation_bytes(64)
-    assert model.scratch.bytes == planned
+@pytest.mark.parametrize("trunk", Trunk)
+@pytest.mark.parametrize("precision", Precision)
+def test_scratch_is_what_was_planned(tmp_path: Path, precision: Precision, trunk: Trunk) -> None:
+    """To the byte: `exact` allocates no 8-bit activations, so none are planned for it."""
+    model = loaded(tmp_path / "k3", TINY_K3, precision, trunk).model
+    fast = precision is Precision.FAST
+    threads = kernel_scratch_bytes(model.config, 64, fast=fast)
+    plan = plan_memory(model.config, step_rows=64, kernel_scratch_bytes=threads, trunk=trunk, fast=fast)
+    assert model.scratch.bytes == plan.scratch_bytes
+
+
+def test_opening_plans_no_8_bit_activations_for_exact(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "k3", TINY_K3)
+    found = find_model(tmp_path / "k3")
+    rows = Limits().step_rows
+    threads = kernel_scratch_bytes(found.config, rows, fast=False)
+    plan = plan_memory(
+        found.config,
+        found.files,
+        context_tokens=LEAST_CONTEXT_TOKENS,
+        step_rows=rows,
+        kernel_scratch_bytes=threads,
+        trunk=Trunk.Q8,
+        fast=False,
+    )
+    assert expert_slots(found, Precision.EXACT, plan.floor_bytes.float32, Trunk.Q8) is None
+    found.files.close()
+
+
+def test_activations_are_as_wide_as_the_widest_projection_in_8_bits() -> None:
+    shape = ScratchShape.of(parse_config(TINY_K3.config()))
     assert shape.q8_activation_bytes(64) == Quantized.empty(64, shape.inputs).nbytes
     wide = ScratchShape.of(parse_config(replace(TINY_K3, hidden=1000).config()))
     assert wide.inputs == 992, "a matrix of 1,000 columns is not quantised"
