@@ -127,7 +127,8 @@ def _read(ids: NDArray[np.int32], tokenizer: Tokenizer, marks: _K3 | _K2, window
     begins = np.flatnonzero(np.isin(ids, marks.begins))
     start = max(len(ids) - window, 0)
     before = begins[begins < start]
-    if len(before) and not any(marks.ends(token) for token in ids[before[-1] : start].tolist()):
+    # Nothing says that a tag ends: one begun longer ago than a header is long is no reason to read from there.
+    if len(before) and start - before[-1] <= _LONGEST_HEADER and not _has_end(ids[before[-1] : start], marks):
         start, before = int(before[-1]), before[:-1]  # the window began inside a tag
     tags = before[-_DEEPEST:]
     controls = tokenizer.special_ids
@@ -163,6 +164,10 @@ def _read(ids: NDArray[np.int32], tokenizer: Tokenizer, marks: _K3 | _K2, window
                 header = []
     close()
     return tuple(made)
+
+
+def _has_end(ids: NDArray[np.int32], marks: _K3 | _K2) -> bool:
+    return any(marks.ends(token) for token in ids.tolist())
 
 
 def _until(ids: Sequence[int], marks: _K3 | _K2) -> list[int]:

@@ -56,6 +56,7 @@ def _listen_unix(path: str) -> socket.socket:
             bound.bind(path)
         finally:
             os.umask(before)
+        bound.listen()  # from now on it answers, so that another server leaves it alone while a model is loaded
     except OSError as error:
         bound.close()
         raise BadParameter(f"can't listen on {path}: {error.strerror or error}; name another") from None

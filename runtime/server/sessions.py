@@ -83,6 +83,10 @@ class Sessions:
     def parked(self) -> int:
         return len(self._parked)
 
+    def is_parked(self, session_id: str) -> bool:
+        """Whether requests go on from where that session stands."""
+        return any(one.session.id == session_id for one in self._parked.values())
+
     # places
 
     async def load(self) -> None:

@@ -60,6 +60,10 @@ async def say(service: Service, request: Request) -> Response:
     name, namespace = request.path_params["id"], namespace_of(request)
     text = await read_body(service, request, lambda body: Fields(body).need_text("text"))
     await _check_owner(service, name, namespace, stored=False)
+    if service.sessions.is_parked(name):
+        raise ApiError(
+            409, f"requests go on from session {name!r:.80} as it stands; fork it and talk to the fork", "refused"
+        )
 
     async def produce(emit: Emit) -> None:
         try:

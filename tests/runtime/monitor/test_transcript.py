@@ -88,3 +88,13 @@ def test_a_session_without_messages_is_one_text(window: int, expected: Passage) 
     ids = np.array(plain.encode("abc"), np.int32)
     assert transcript(ids, plain, window=window) == (expected,)
     assert transcript(ids[:0], plain) == ()
+
+
+@pytest.mark.parametrize(("tokenizer", "tag"), [(K3, "<|open|>"), (K2, "<|im_user|>")])
+def test_a_tag_that_never_ends_is_not_read_from(tokenizer: Tokenizer, tag: str) -> None:
+    """What is read, and what it costs, is bounded however long ago the last tag began."""
+    ids = np.full(1_000_000, ord("a"), np.int32)
+    ids[5] = tokenizer.token_id(tag)
+    (shown,) = transcript(ids, tokenizer, window=100)
+    assert shown.text == "a" * 100
+    assert shown.is_cut

@@ -23,10 +23,8 @@ def test_a_socket_file_is_this_users_alone_and_needs_no_key(tmp_path: Path) -> N
 def test_a_socket_that_was_left_behind_is_replaced_and_one_in_use_is_not(tmp_path: Path) -> None:
     options = ServerOptions(host=f"unix:{tmp_path / 's'}")
     listen(options).close()
-    with listen(options) as bound:
-        bound.listen()
-        with pytest.raises(BadParameter, match="another server does"):
-            listen(options)
+    with listen(options), pytest.raises(BadParameter, match="another server does"):
+        listen(options)
 
 
 def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from serai.runtime.monitor.http_source import HttpSource
 from serai.runtime.monitor.source import Action, ActionKind, ActionRefused, SourceUnreachable
 from serai.runtime.monitor.transcript import Voice
 from serai.runtime.server.options import ServerOptions
-from tests.runtime.server.client import serving_model
+from tests.runtime.server.client import serving_model, user
 from tests.runtime.server.replies import ReplyModel
 
 pytestmark = pytest.mark.anyio
@@ -91,6 +91,23 @@ async def test_without_a_key_there_are_figures_and_nothing_else(tmp_path: Path) 
         async with HttpSource("http://server", key="two", transport=transport) as wrong:
             with pytest.raises(SourceUnreachable, match="wants a key"):
                 await wrong.status()
+
+
+async def test_a_session_that_requests_go_on_from_is_not_talked_to() -> None:
+    """What a monitor says to it would stand in the client's conversation, which its client never sent."""
+    model = ReplyModel(lambda prompt: "ok</response></message>!")
+    async with serving_model(model) as client:
+        first = await client.chat(user("hi"), reasoning_effort="none")
+        async with HttpSource("http://server", transport=httpx.ASGITransport(client.app)) as source:
+            (session,) = (await source.status()).sessions
+            with pytest.raises(ActionRefused, match="fork it and talk to the fork"):
+                assert [one async for one in source.say(session.id, "not the client's words")]
+            assert (await source.status()).sessions[0].position == session.position
+        message = first["choices"][0]["message"]
+        more = await client.chat(user("hi"), message, user("more"), reasoning_effort="none")
+        assert more["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, "it went on from the session"
+        assert "more" in model.prompts[-1]
+        assert not any("the client's words" in prompt for prompt in model.prompts)
 
 
 @pytest.mark.parametrize("header", ["x-forwarded-for", "forwarded", "via", "x-real-ip"])
