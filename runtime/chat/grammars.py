@@ -58,10 +58,10 @@ def as_object(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def run_of_calls(least: int, most: int) -> str:
-    """The rule of so many calls, each by its number: `call_1`, `call_2` and so on, the later ones only after those
-    before."""
+    """The rule of the calls in a section, each by its number: `call_1`, `call_2` and so on, the later ones only after
+    those before. A section has one at least: a reply with neither text nor a call would answer nothing."""
     rule = ""
     for number in range(max(most, 1), 0, -1):
         inner = f"call_{number} {rule}".strip()
-        rule = inner if number <= least else f"[{inner}]"
+        rule = inner if number <= max(least, 1) else f"[{inner}]"
     return rule

@@ -32,7 +32,7 @@ from serai.runtime.chat.errors import PromptInvalid
 from serai.runtime.chat.grammars import Held
 from serai.runtime.chat.k3_grammar import k3_grammar
 from serai.runtime.chat.k3_reply import K3ReplyParser
-from serai.runtime.chat.k3_tags import END_OF_MESSAGE, END_OF_TEXT, K3Writer, missing_tags
+from serai.runtime.chat.k3_tags import END_OF_MESSAGE, END_OF_TEXT, K3Writer, json_type, missing_tags
 from serai.runtime.chat.messages import ImagePart, Message, Part, TextPart, Tool, ToolCall, read_tools
 from serai.runtime.chat.segments import Tokenizer
 
@@ -198,26 +198,10 @@ def _write_call(out: K3Writer, call: ToolCall, index: int) -> None:
         out.close("json")
     else:
         for key, value in arguments.items():
-            out.open("argument", key=key, type=_json_type(value))
+            out.open("argument", key=key, type=json_type(value))
             out.text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
             out.close("argument")
     out.close("call")
-
-
-def _json_type(value: object) -> str:
-    match value:
-        case bool():  # before int: in Python a boolean is one
-            return "boolean"
-        case None:
-            return "null"
-        case str():
-            return "string"
-        case int() | float():
-            return "number"
-        case list():
-            return "array"
-        case _:
-            return "object"
 
 
 def _fenced(value: Sequence[Tool] | Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from serai.runtime.chat.grammars import TEXT, Held, as_object, function_of, run_of_calls, spelled
-from serai.runtime.chat.k3_tags import END_OF_MESSAGE, K3Writer
+from serai.runtime.chat.k3_tags import END_OF_MESSAGE, K3Writer, json_type
 from serai.runtime.chat.segments import Segment, Tokenizer
 from serai.runtime.sampling.grammar import json_rule
 
@@ -145,7 +145,9 @@ def _members(parameters: Mapping[str, Any], parts: _Parts) -> dict[str, list[str
         return None
     if not isinstance(properties, Mapping) or not isinstance(required, list):
         return None
-    if parameters.get("type", "object") != "object" or any(key not in properties for key in required):
+    if not all(isinstance(key, str) and key in properties for key in required):
+        return None
+    if parameters.get("type", "object") != "object" or not _only_definitions(parameters):
         return None
     shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
     members: dict[str, list[str]] = {}
@@ -170,7 +172,7 @@ def _choices(schema: Any, shared: Mapping[str, Any]) -> list[tuple[str, str]] | 
         if len(said) > 1 or not isinstance(said["anyOf"], list):
             return None
         each = [_choices(inner, shared) for inner in said["anyOf"]]
-        return None if None in each else [choice for choices in each for choice in choices or ()]
+        return None if None in each else [choice for choices in each for choice in choices or ()] or None
     if "$ref" in said:
         target = _target(said["$ref"], shared) if len(said) == 1 else None
         return None if target is None else _choices(target, shared)
@@ -178,6 +180,8 @@ def _choices(schema: Any, shared: Mapping[str, Any]) -> list[tuple[str, str]] | 
         return None
     types = said.get("type", ["string", "number", "boolean", "null", "array", "object"])
     types = [types] if isinstance(types, str) else types
+    if not isinstance(types, list):
+        return None
     choices: list[tuple[str, str]] = []
     for type_ in types:
         if type_ == "string":
@@ -185,20 +189,40 @@ def _choices(schema: Any, shared: Mapping[str, Any]) -> list[tuple[str, str]] | 
             if text is None:
                 return None
             choices.append(("string", text))
-        elif type_ in _JSON_TYPES:
+        elif isinstance(type_, str) and type_ in _JSON_TYPES:
             choices.append((_JSON_TYPES[type_], json_rule({**shared, **said, "type": type_})))
         else:
             return None
-    return choices
+    return choices or None
 
 
 def _target(reference: object, shared: Mapping[str, Any]) -> Any:
-    """What a reference within the parameters names, unless that is a reference again (it may be in a circle)."""
+    """What a reference within the parameters names, unless that may be a reference again (they may be in a circle)."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     kind, _, name = reference.removeprefix("#/").partition("/")
-    target = shared.get(kind, {}).get(name)
-    return None if isinstance(target, Mapping) and "$ref" in target else target
+    among = shared.get(kind)
+    target = among.get(name) if isinstance(among, Mapping) else None
+    again = isinstance(target, Mapping) and ("$ref" in target or any(_references(target.get("anyOf"))))
+    return None if again else target
+
+
+def _references(schema: Any) -> Iterator[object]:
+    """Every `$ref` within a schema."""
+    if isinstance(schema, list):
+        for one in schema:
+            yield from _references(one)
+    elif isinstance(schema, Mapping):
+        for key, value in schema.items():
+            if key == "$ref":
+                yield value
+            else:
+                yield from _references(value)
+
+
+def _only_definitions(schema: Mapping[str, Any]) -> bool:
+    """Whether a member's schema means the same alone, with the definitions beside it: there `#` would be the member."""
+    return all(isinstance(one, str) and one.startswith(("#/$defs/", "#/definitions/")) for one in _references(schema))
 
 
 def _text(schema: Mapping[str, Any], *, alone: bool) -> str | None:
@@ -222,30 +246,18 @@ def _listed(schema: Mapping[str, Any]) -> list[tuple[str, str]] | None:
     if len(schema) > 1 + ("type" in schema) or not isinstance(values, Sequence) or isinstance(values, str):
         return None
     types = schema.get("type")
+    if not isinstance(types, str | list | None):
+        return None
     values = [value for value in values if types is None or _is_of(value, types)]
     strings = [json.dumps(value) for value in values if isinstance(value, str)]
     choices = [("string", f"({' | '.join(strings)})")] if strings else []
-    for type_ in dict.fromkeys(_type_of(value) for value in values if not isinstance(value, str)):
-        same = [value for value in values if not isinstance(value, str) and _type_of(value) == type_]
+    for type_ in dict.fromkeys(json_type(value) for value in values if not isinstance(value, str)):
+        same = [value for value in values if not isinstance(value, str) and json_type(value) == type_]
         choices.append((type_, json_rule({"enum": same})))
     return choices or None
 
 
 def _is_of(value: Any, types: Any) -> bool:
     types = [types] if isinstance(types, str) else types
-    kind = "string" if isinstance(value, str) else _type_of(value)
+    kind = json_type(value)
     return kind in types or (kind == "number" and "integer" in types and isinstance(value, int))
-
-
-def _type_of(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case list():
-            return "array"
-        case _:
-            return "object"

@@ -72,6 +72,23 @@ _WELL_FORMED = re.compile(r'^(?:\s[^\s="]+="[^"]*")*')
 _ATTRIBUTE = re.compile(r'\s([^\s="]+)=(?:"([^"]*)(?:"|$)|([^\s"]*))')
 
 
+def json_type(value: object) -> str:
+    """A JSON value's type as the markup names it."""
+    match value:
+        case bool():  # before int: in Python a boolean is one
+            return "boolean"
+        case None:
+            return "null"
+        case str():
+            return "string"
+        case int() | float():
+            return "number"
+        case list():
+            return "array"
+        case _:
+            return "object"
+
+
 def missing_tags(elements: Sequence[str], *, answered: bool, header: Header | None = None) -> tuple[Segment, ...]:
     """What must follow a reply cut inside `elements` (outermost first) to end its message.
 

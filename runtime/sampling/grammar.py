@@ -186,11 +186,6 @@ def ids_rule(ids: Sequence[int]) -> str:
     return " ".join(f"<[{token}]>" for token in ids)
 
 
-def any_of_rule(ids: Sequence[int]) -> str:
-    """One of these tokens."""
-    return f"<[{','.join(str(token) for token in sorted(ids))}]>"
-
-
 def json_rule(schema: Mapping[str, Any] | bool) -> str:
     """JSON that a schema allows: members in the schema's order, bounded white space between parts.
 
@@ -200,11 +195,6 @@ def json_rule(schema: Mapping[str, Any] | bool) -> str:
     held = {} if held is True else {"not": {}} if held is False else held
     options = {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{MOST_WHITESPACE}}}"}
     return "%json " + json.dumps({**held, "x-guidance": options})
-
-
-def json_grammar(schema: Mapping[str, Any] | bool, stop_ids: Sequence[int]) -> str:
-    """A text that is such JSON and nothing else, then one of the stop tokens, which must end the generation as well."""
-    return f"start: value {any_of_rule(stop_ids)}\nvalue: {json_rule(schema)}\n"
 
 
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")

@@ -172,7 +172,8 @@ class Asking:
         place, done, chain = await self._place_for(ask)
         ask = ask if place is None else replace(ask, previous=place.id)
         messages = ask.messages[done:]
-        wanted = held(ask.choice, ask.notes, ask.setting.tools)
+        declared = [tool for message in ask.messages for tool in message.tools]
+        wanted = held(ask.choice, ask.notes, [*ask.setting.tools, *declared])
         prompt = await self._render(ask, place, messages)
         start = 0 if place is None else place.position
         length = start + len(prompt.messages) + len(prompt.prompt)

@@ -62,7 +62,8 @@ def _among(free: Choice, value: Mapping[Any, Any]) -> Choice:
     inner = value.get("allowed_tools")
     allowed = inner if isinstance(inner, Mapping) else value
     names: list[str] = []
-    for tool in allowed.get("tools") or []:
+    given = allowed.get("tools")
+    for tool in given if isinstance(given, list) else []:
         match tool:
             case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
                 names.append(name)
@@ -87,7 +88,7 @@ def held(choice: Choice, notes: Notes, tools: Sequence[Mapping[str, Any]]) -> He
     for name in choice.names or ():
         if name not in names:
             raise invalid(choice.param, f"{choice.param} names {name!r:.80}, but the tools are {', '.join(names)}")
-    if schema is None and (choice.is_free or not names):
+    if schema is None and (choice.is_free or (not names and choice.most_calls)):
         return None
     allowed = tuple(tool for tool in tools if choice.names is None or tool["function"]["name"] in choice.names)
     return Held(schema, allowed, choice.least_calls, choice.most_calls)
@@ -100,12 +101,20 @@ def compiled(grammars: Grammars, form: ChatFormat, prompted: Cursor, wanted: Hel
     be held, their arguments are any object.
     """
     try:
-        return grammars.compile(form.grammar(prompted, wanted))
+        return grammars.compile(_rules(form, prompted, wanted))
     except BadParameter as error:
-        if wanted.schema is None and not strict:
-            return grammars.compile(form.grammar(prompted, replace(wanted, tools=tuple(map(_loose, wanted.tools)))))
+        if wanted.may_call and not strict:
+            loose = replace(wanted, tools=tuple(map(_loose, wanted.tools)))
+            return compiled(grammars, form, prompted, loose, strict=True)
         param = "tools" if wanted.schema is None else "response_format"
         raise invalid(param, f"{param}: {error}") from None
+
+
+def _rules(form: ChatFormat, prompted: Cursor, wanted: Held) -> str:
+    try:
+        return form.grammar(prompted, wanted)
+    except RecursionError:
+        raise BadParameter("the schema nests too deep to be held; a flatter one could be") from None
 
 
 def _loose(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from serai.runtime import SamplingParams, open_runtime
 from serai.runtime.chat import Held, Message, Reply, collect
 from serai.runtime.errors import BadParameter, GrammarFailed
 from serai.runtime.runtime import Runtime
-from serai.runtime.sampling.grammar import Grammar, Grammars, json_grammar
+from serai.runtime.sampling.grammar import Grammar, Grammars, json_rule
 from serai.runtime.services import Policy
 from serai.runtime.sessions.session import Session
 from tests.runtime.chat.json_values import allows, schemas
@@ -38,6 +38,11 @@ PERSON: dict[str, Any] = {
 }
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": PERSON}}
 PARAMS = SamplingParams(max_tokens=400, temperature=1.0, seed=5)
+
+
+def json_alone(schema: dict[str, Any], stop_ids: list[int]) -> str:
+    """A grammar of JSON without a message around it, ended by one of these tokens."""
+    return f"start: value <[{','.join(map(str, stop_ids))}]>\nvalue: {json_rule(schema)}\n"
 
 
 @cache
@@ -145,7 +150,7 @@ async def test_guessing_ahead_gives_the_same_tokens_in_fewer_steps() -> None:
 async def test_text_alone_can_be_held_and_the_grammar_is_recorded(tmp_path: Path) -> None:
     async with nano(tmp_path / "store") as runtime:
         stops = sorted(runtime.chat_format().stop_ids)
-        text = json_grammar(PERSON, stops)
+        text = json_alone(PERSON, stops)
         session = await runtime.session()
         await session.append("A person: ")
         grammar = grammars(runtime).compile(text)
@@ -176,7 +181,7 @@ async def test_a_grammar_that_is_complete_says_so() -> None:
         session = await runtime.session()
         await session.append("True or false? ")
         stray = runtime.chat_format().tokenizer.token_id("<|sep|>")
-        grammar = grammars(runtime).compile(json_grammar({"type": "boolean"}, [stray]))
+        grammar = grammars(runtime).compile(json_alone({"type": "boolean"}, [stray]))
         with pytest.raises(GrammarFailed, match="complete"):
             await written(session, grammar)
         assert session.is_open

@@ -115,6 +115,28 @@ def test_schemas_that_say_more_than_types_are_held_as_well(model_type: str, para
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_a_schema_that_refers_to_itself_means_all_of_the_arguments(model_type: str) -> None:
+    """A member's schema compiled alone would take `#` for the member."""
+    more = {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#"}, "minItems": 1, "maxItems": 1}]}
+    parameters = {
+        "type": "object",
+        "properties": {"name": {"enum": ["a"]}, "more": more},
+        "required": ["name", "more"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    longest = 0
+    for seed in range(8):
+        reply, _ = written(model_type, Held(tools=(tool,), least_calls=1, most_calls=1), seed)
+        node, depth = json.loads(reply.message.calls[0].arguments), 0
+        while node is not None:
+            assert node.keys() == {"name", "more"}
+            node, depth = node["more"] and node["more"][0], depth + 1
+        longest = max(longest, depth)
+    assert longest > 1, "some of them do hold another"
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_calls_that_may_not_come_do_not(model_type: str) -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     names = {"<|open|>tools", "<|tool_calls_section_begin|>"}
@@ -124,6 +146,14 @@ def test_calls_that_may_not_come_do_not(model_type: str) -> None:
         said = b"".join(spelled.token_bytes(token, control=True) for token in ids)
         assert not reply.message.calls
         assert not any(name.encode() in said for name in names)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_a_reply_that_may_call_or_answer_by_a_schema_does_one_of_them(model_type: str) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    for seed in range(12):
+        reply, _ = written(model_type, Held({"type": "boolean"}, (tool,)), seed)
+        assert reply.message.calls or json.loads(reply.message.text) in (True, False)
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)

@@ -1,6 +1,7 @@
 """What a request holds its reply to, as a client sees it: JSON by schema, calls that must come or may not."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,8 @@ async def test_arguments_of_a_strict_tool_are_held_where_the_model_chose_to_call
             "tools",
         ),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, None),
+        ({"tools": [FIND], "tool_choice": {"type": "allowed_tools", "tools": 5}}, "tool_choice.mode"),
+        ({"tools": [FIND], "tool_choice": {"type": "allowed_tools", "tools": "find"}}, "tool_choice.mode"),
     ],
 )
 async def test_what_can_not_be_held_is_refused_before_any_work(body: dict[str, Any], param: str | None) -> None:
@@ -197,6 +200,117 @@ async def test_a_tool_that_is_not_strict_is_called_with_any_object_where_its_sch
     async with serving_model(ReplyModel(lambda prompt: several("f"))) as client:
         whole = await client.chat(user("hi"), tools=[tool], tool_choice="required")
         assert [call["function"]["name"] for call in whole["choices"][0]["message"]["tool_calls"]] == ["f"]
+
+
+async def test_a_tool_whose_schema_can_not_be_held_leaves_the_answers_schema_as_it_is() -> None:
+    """And the other way round: it is named what is at fault."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {"required": ["x"]}}}}
+    async with serving_model(ReplyModel(lambda prompt: RAMBLES)) as client:
+        for seed in range(6):
+            body = {"tools": [tool], "response_format": JSON_SCHEMA, "max_tokens": 900, "seed": seed}
+            message = (await client.chat(user("hi"), **body))["choices"][0]["message"]
+            if "tool_calls" in message:
+                assert {call["function"]["name"] for call in message["tool_calls"]} == {"f"}
+            else:
+                assert set(json.loads(message["content"])) == {"ok", "n"}
+        bad = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}
+        body = {"messages": [user("hi")], "tools": [tool], "response_format": bad}
+        refused = await client.call("POST", "/v1/chat/completions", body)
+        assert (refused.status, refused.json()["error"]["param"]) == (400, "response_format")
+
+
+def of(member: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": member}, "required": ["a"], **more}
+
+
+def nested(depth: int, more: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = more(schema)
+    return schema
+
+
+HOSTILE = {
+    "definitions in a circle": of({"$ref": "#/$defs/n"}, **{"$defs": {"n": {"anyOf": [{"$ref": "#/$defs/n"}]}}}),
+    "definitions in a circle of two": of(
+        {"$ref": "#/$defs/n"},
+        **{"$defs": {"n": {"anyOf": [{"$ref": "#/$defs/m"}]}, "m": {"anyOf": [{"$ref": "#/$defs/n"}]}}},
+    ),
+    "a definition that is itself": of({"$ref": "#/$defs/n"}, **{"$defs": {"n": {"$ref": "#/$defs/n"}}}),
+    "definitions that are a list": of({"$ref": "#/$defs/x"}, **{"$defs": ["x"]}),
+    "a reference that is a number": of({"$ref": 5}),
+    "a reference to nothing": of({"$ref": "#/$defs/gone"}),
+    "required keys that are lists": {"type": "object", "properties": {"a": {}}, "required": [["a"]]},
+    "required keys that are nowhere": {"type": "object", "properties": {}, "required": ["a"]},
+    "required that is a text": {"type": "object", "properties": {"a": {}}, "required": "a"},
+    "a type that is a number": of({"type": 5}),
+    "a type of lists": of({"type": [["x"]]}),
+    "no type": of({"type": []}),
+    "no alternatives": of({"anyOf": []}),
+    "a type of numbers beside an enum": of({"enum": [1], "type": 5}),
+    "an enum of none of its type": of({"enum": [1], "type": "string"}),
+    "an enum that is a number": of({"enum": 5}),
+    "lengths that cross": of({"type": "string", "minLength": 5, "maxLength": 2}),
+    "a length that is a text": of({"type": "string", "minLength": "x"}),
+    "a length below none": of({"type": "string", "maxLength": -1}),
+    "a pattern that is none": of({"type": "string", "pattern": "("}),
+    "a format that is a list": of({"type": "string", "format": ["x"]}),
+    "a member that is a number": of(5),
+    "members that are a list": {"type": "object", "properties": ["a"]},
+    "half a character in a key": {"type": "object", "properties": {"\ud800": {}}},
+    "half a character in an enum": of({"enum": ["\ud800"]}),
+    "arrays in arrays": of(nested(450, lambda inner: {"type": "array", "items": inner})),
+    "alternatives in alternatives": of(nested(400, lambda inner: {"anyOf": [inner]})),
+    "alternatives in members": of(nested(200, lambda inner: of({"anyOf": [inner]}))),
+}
+
+
+@pytest.mark.parametrize("family", ["kimi_k3", K2])
+@pytest.mark.parametrize("schema", HOSTILE.values(), ids=HOSTILE)
+async def test_no_schema_whatever_is_the_servers_fault(schema: dict[str, Any], family: str) -> None:
+    """Each is held, or taken for any object, or refused where it was promised: the server knows what to do."""
+    said = RAMBLES if family != K2 else "I would rather talk<|im_end|>"
+    async with serving_model(ReplyModel(lambda prompt: said, family=family)) as client:
+        for strict in (False, True):
+            tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": strict}}
+            body = {"messages": [user("hi")], "tools": [tool], "tool_choice": "required", "max_tokens": 20, "seed": 3}
+            got = await client.call("POST", "/v1/chat/completions", body)
+            assert got.status in (200, 400), got.json()
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        body = {"messages": [user("hi")], "response_format": form, "max_tokens": 20, "seed": 3}
+        got = await client.call("POST", "/v1/chat/completions", body)
+        assert got.status in (200, 400), got.json()
+
+
+CALLS_LOOK = '<tools><call tool="look" index="1"></call></tools></message>!'
+
+
+@pytest.mark.parametrize(
+    ("choice", "said", "calls"),
+    [
+        ("required", RAMBLES, ["look"]),
+        ({"type": "function", "function": {"name": "look"}}, RAMBLES, ["look"]),
+        ("none", f"so</think><response>no</response>{CALLS_LOOK}", []),
+        ("auto", f"so</think><response>no</response>{CALLS_LOOK}", ["look"]),
+    ],
+)
+async def test_tools_that_a_message_declares_are_tools(choice: Any, said: str, calls: list[str]) -> None:
+    declares = {"role": "system", "content": None, "tools": [TOOL]}
+    async with serving_model(ReplyModel(lambda prompt: said)) as client:
+        whole = await client.chat(declares, user("hi"), tool_choice=choice, parallel_tool_calls=False, **MANY)
+        made = whole["choices"][0]["message"].get("tool_calls") or []
+        assert [call["function"]["name"] for call in made] == calls
+
+
+async def test_calls_that_were_forbidden_do_not_come_where_no_tools_are_declared() -> None:
+    said = f"so</think><response>no</response>{CALLS_LOOK}"
+    async with serving_model(ReplyModel(lambda prompt: said)) as client:
+        whole = await client.chat(user("hi"), tool_choice="none", max_tokens=100)
+        choice = whole["choices"][0]
+        assert "tool_calls" not in choice["message"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("no", "stop")
+        free = await client.chat(user("hi"), max_tokens=100)
+        assert free["choices"][0]["finish_reason"] == "tool_calls", "it would have called"
 
 
 async def test_choices_are_held_each(tmp_path: Path) -> None:
