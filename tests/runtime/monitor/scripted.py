@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from serai.runtime.memory.attention import AttentionCost
 from serai.runtime.monitor.app import Monitor
 from serai.runtime.monitor.detail import NodeStatus, SessionDetail
-from serai.runtime.monitor.source import About, Action, ActionRefused, Outcome, SourceUnreachable
+from serai.runtime.monitor.source import About, Action, ActionRefused, Outcome, Source, SourceUnreachable
 from serai.runtime.monitor.transcript import Passage, Voice
 from serai.runtime.sessions.events import EventKind, SessionEvent
 from serai.runtime.status import BudgetStatus, ExpertStatus, LayerHeat, SessionStatus, Status, WorkStatus
@@ -216,7 +216,7 @@ class Clock:
 
 @asynccontextmanager
 async def watching(
-    source: Scripted, *, size: tuple[int, int] = (80, 24), monotonic: Clock | None = None, light: bool = False
+    source: Source, *, size: tuple[int, int] = (80, 24), monotonic: Clock | None = None, light: bool = False
 ) -> AsyncIterator[tuple[Monitor, Pilot[None]]]:
     """The monitor over a source, after its first look; later ones are the test's to ask for."""
     app = Monitor(source, every_s=None, light=light, clock=lambda: TIME, monotonic=monotonic or Clock())
@@ -224,7 +224,8 @@ async def watching(
         await app.poll()
         await pilot.pause()
         yield app, pilot
-    assert source.closed
+    if isinstance(source, Scripted):
+        assert source.closed
 
 
 async def done(app: Monitor, pilot: Pilot[None]) -> None:
