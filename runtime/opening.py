@@ -57,6 +57,7 @@ async def open_runtime(
     store: str | Path | None = None,
     precision: str | Precision = Precision.FAST,
     trunk: str | Trunk | None = None,
+    experts_per_token: int | None = None,
     threads: int | None = None,
     policy: Policy | None = None,
     progress: Callable[[Opening], None] | None = None,
@@ -65,8 +66,10 @@ async def open_runtime(
 
     `budget` is the most memory to use ("2GiB" or bytes; default: what the machine and its control groups leave).
     `store` is the folder where sessions are kept; without one nothing is durable. `threads` defaults to the cores this
-    process may use. `trunk="q8"` holds the large projections in 8 bits instead of as stored. `policy` says what is kept
-    so that nothing is computed twice. `progress` is called from worker threads. Leaving the block closes every session.
+    process may use. `trunk="q8"` holds the large projections in 8 bits instead of as stored. With `experts_per_token`
+    each token visits fewer experts than the model was trained with (`models/fewer_experts.py`; what that costs:
+    `serai bench experts-per-token`). `policy` says what is kept so that nothing is computed twice. `progress` is called
+    from worker threads. Leaving the block closes every session.
 
     Raises, before anything is loaded, `ModelNotFound`, `ConfigInvalid`, `WeightsInvalid`, `BudgetTooSmall` or
     `BadParameter`, and `StoreBusy` or `StoreInvalid` for the store.
@@ -78,7 +81,8 @@ async def open_runtime(
             raise BadParameter(f"threads is {threads}, but must be at least 1")
         set_threads(threads)
     async with AsyncExitStack() as stack:
-        found = await _made(stack, in_thread_to_the_end, lambda: find_model(model), lambda one: one.files.close())
+        find = partial(find_model, model, experts_per_token=experts_per_token)
+        found = await _made(stack, in_thread_to_the_end, find, lambda one: one.files.close())
         slots = expert_slots(found, chosen, budget_bytes, held)
         kept: Store | None = None
         if store is not None:

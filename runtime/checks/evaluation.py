@@ -70,6 +70,14 @@ def evaluate(
     return arrays
 
 
+def every_logits(loaded: LoadedModel, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
+    """The next-token logits after each of int32 `tokens` `[T]` of an empty session, float32 `[T, V]`."""
+    pool = StatePool(loaded.layout)
+    state, logits = _advance(loaded.model, pool, pool.empty(), tokens, [len(tokens)])
+    state.release()
+    return logits
+
+
 def checked_tokens(tokens: NDArray[np.integer], vocab_size: int) -> NDArray[np.int32]:
     """The tokens as int32 `[T]`, T ≥ 1. Raises `BadParameter` when they are something else."""
     if tokens.ndim != 1 or len(tokens) == 0 or not np.issubdtype(tokens.dtype, np.integer):

@@ -77,6 +77,15 @@ def experts(quick: Quick = False, folder: Folder = None, as_json: Json = False) 
         _show(out, bench_experts(bench_folder(folder, os.environ), quick=quick, tell=out.note))
 
 
+@app.command("experts-per-token")
+def experts_per_token(quick: Quick = False, _folder: Unused = None, as_json: Json = False) -> None:
+    """What fewer experts a token cost the nano model (KL, likeliest token, recall), and the reading they save."""
+    with reporting(as_json=as_json) as out:
+        from serai.runtime.bench.fewer_experts import bench_fewer_experts
+
+        _show(out, bench_fewer_experts(quick=quick, tell=out.note))
+
+
 @app.command()
 def cache(
     trace: Annotated[

@@ -7,7 +7,7 @@ from zipfile import BadZipFile
 
 import typer
 
-from serai.runtime.cli.options import Budget, Json, Model, Precision, PrecisionName, Threads, Trunk
+from serai.runtime.cli.options import Budget, ExpertsPerToken, Json, Model, Precision, PrecisionName, Threads, Trunk
 from serai.runtime.cli.output import FAILED, reporting
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def evaluate_model(
     greedy: Annotated[int, typer.Option(min=0, help="Greedy tokens to add after the last one.")] = 24,
     precision: Precision = PrecisionName.EXACT,
     trunk: Trunk = None,
+    experts_per_token: ExpertsPerToken = None,
     budget: Budget = None,
     threads: Threads = None,
     as_json: Json = False,
@@ -39,7 +40,14 @@ def evaluate_model(
 
         ids = _read_tokens(tokens)
         _check_writable(out)
-        with open_model(model, precision=precision.value, trunk=trunk, budget=budget, threads=threads) as opened:
+        with open_model(
+            model,
+            precision=precision.value,
+            trunk=trunk,
+            experts_per_token=experts_per_token,
+            budget=budget,
+            threads=threads,
+        ) as opened:
             ids = checked_tokens(ids, opened.found.config.vocab_size)
             prompt = max(1, len(ids) // 2) if split is None else split
             began_s = time.monotonic()
@@ -52,6 +60,7 @@ def evaluate_model(
                 "model": model,
                 "precision": precision.value,
                 "trunk": opened.loaded.fingerprint.trunk,
+                "experts_per_token": opened.loaded.fingerprint.experts_per_token,
                 "build": opened.loaded.fingerprint.build,
                 "tokens": len(ids),
                 "split": prompt,

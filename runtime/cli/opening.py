@@ -72,7 +72,13 @@ class OpenedModel:
 
 @contextmanager
 def open_model(
-    name: str, *, precision: str, trunk: str | None, budget: str | None, threads: int | None
+    name: str,
+    *,
+    precision: str,
+    trunk: str | None,
+    experts_per_token: int | None,
+    budget: str | None,
+    threads: int | None,
 ) -> Iterator[OpenedModel]:
     """A loaded model, ready kernels and no sessions. Refuses a budget that is too small before anything is loaded."""
     from serai.kernels import compile as kernels
@@ -86,7 +92,7 @@ def open_model(
 
     chosen, held = Precision.parse(precision), Trunk.parse(trunk)
     budget_bytes = default_budget().budget_bytes if budget is None else parse_bytes(budget)
-    found = find_model(name)
+    found = find_model(name, experts_per_token=experts_per_token)
     try:
         if threads is not None:
             set_threads(threads)  # before the plan: each thread has memory of its own

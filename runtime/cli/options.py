@@ -29,6 +29,14 @@ Trunk = Annotated[
     str | None,
     typer.Option("--trunk", metavar="q8", help="Hold the large projections in 8 bits. [default: as they are stored]"),
 ]
+ExpertsPerToken = Annotated[
+    int | None,
+    typer.Option(
+        "--experts-per-token",
+        metavar="N",
+        help="Visit fewer experts than the model was trained with: faster, and worse. [default: the model's own]",
+    ),
+]
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads to compute with. [default: the cores there are]")
 ]

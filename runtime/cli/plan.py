@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from serai.runtime.cli.options import Budget, Json, Precision, PrecisionName, Trunk
+from serai.runtime.cli.options import Budget, ExpertsPerToken, Json, Precision, PrecisionName, Trunk
 from serai.runtime.cli.output import bytes_text, pairs, reporting, table
 
 if TYPE_CHECKING:
@@ -26,18 +26,21 @@ def plan(
     budget: Budget = None,
     precision: Precision = PrecisionName.FAST,
     trunk: Trunk = None,
+    experts_per_token: ExpertsPerToken = None,
     as_json: Json = False,
 ) -> None:
     """Show what a model and its sessions take in memory. A budget that is too small is an error, as it is for run."""
     from serai.checkpoints.snapshot import LatentType
     from serai.runtime.memory.byte_sizes import parse_bytes
     from serai.runtime.memory.plan import DEFAULT_CONTEXT_TOKENS, check_budget, plan_memory, sessions_that_fit
+    from serai.runtime.models.fewer_experts import with_experts_per_token
     from serai.runtime.models.trunk import Trunk as HeldTrunk
 
     with reporting(as_json=as_json) as out:
         fast, held = precision is PrecisionName.FAST, HeldTrunk.parse(trunk)
         latents = LatentType.BFLOAT16 if fast else LatentType.FLOAT32
         config, files = _read(path)
+        config = with_experts_per_token(config, experts_per_token)
         try:
             made = plan_memory(config, files, context_tokens=context or DEFAULT_CONTEXT_TOKENS, trunk=held, fast=fast)
         finally:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serai.runtime.cli.monitor import check_terminal
-from serai.runtime.cli.options import Budget, Json, Model, Precision, PrecisionName, Threads, Trunk
+from serai.runtime.cli.options import Budget, ExpertsPerToken, Json, Model, Precision, PrecisionName, Threads, Trunk
 from serai.runtime.cli.output import Output, reporting
 from serai.runtime.cli.sampling_options import (
     FrequencyPenalty,
@@ -71,6 +71,7 @@ def run(
     ] = False,
     precision: Precision = PrecisionName.FAST,
     trunk: Trunk = None,
+    experts_per_token: ExpertsPerToken = None,
     budget: Budget = None,
     threads: Threads = None,
     as_json: Json = False,
@@ -101,7 +102,20 @@ def run(
         if show_monitor:
             check_terminal("leave --monitor out")
         kept = store or default_store(os.environ)
-        job = _Job(model, text, resume, kept, params, precision.value, trunk, budget, threads, show_monitor, out)
+        job = _Job(
+            model,
+            text,
+            resume,
+            kept,
+            params,
+            precision.value,
+            trunk,
+            experts_per_token,
+            budget,
+            threads,
+            show_monitor,
+            out,
+        )
         with leaving_at_once("interrupted before anything was read, so there is nothing new to resume"):
             done = anyio.run(job.work)
         _report(out, job, done)
@@ -150,6 +164,7 @@ class _Job:
     params: "SamplingParams"
     precision: str
     trunk: str | None
+    experts_per_token: int | None
     budget: str | None
     threads: int | None
     monitored: bool
@@ -171,6 +186,7 @@ class _Job:
                 store=self.store,
                 precision=self.precision,
                 trunk=self.trunk,
+                experts_per_token=self.experts_per_token,
                 threads=self.threads,
                 progress=lambda opening: tell(opening.stage, opening.done, opening.total),
             ) as runtime:
@@ -196,7 +212,7 @@ class _Job:
         return done
 
     def command_to_resume(self, point_id: str) -> str:
-        """What to type to go on, in the same store and precision."""
+        """What to type to go on, in the same store, precision and other options that make a state what it is."""
         words = ["serai", "run", self.model, "--resume", point_id]
         if self.store != default_store(os.environ):
             words += ["--store", str(self.store)]
@@ -204,6 +220,8 @@ class _Job:
             words += ["--precision", self.precision]
         if self.trunk is not None:
             words += ["--trunk", self.trunk]
+        if self.experts_per_token is not None:
+            words += ["--experts-per-token", str(self.experts_per_token)]
         return shlex.join(words)
 
     async def _session(self, runtime: "Runtime") -> "Session":

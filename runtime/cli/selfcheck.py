@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from serai.runtime.cli.options import Budget, Json, Model, Precision, PrecisionName, Threads, Trunk
+from serai.runtime.cli.options import Budget, ExpertsPerToken, Json, Model, Precision, PrecisionName, Threads, Trunk
 from serai.runtime.cli.output import FAILED, reporting, table
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ def selfcheck(
     model: Model,
     precision: Precision = PrecisionName.EXACT,
     trunk: Trunk = None,
+    experts_per_token: ExpertsPerToken = None,
     budget: Budget = None,
     threads: Threads = None,
     as_json: Json = False,
@@ -32,7 +33,14 @@ def selfcheck(
         # One of the promises compares one thread with several, also where there is a single core.
         at_least_two = max(2, threads or usual())
         with (
-            open_model(model, precision=precision.value, trunk=trunk, budget=budget, threads=at_least_two) as opened,
+            open_model(
+                model,
+                precision=precision.value,
+                trunk=trunk,
+                experts_per_token=experts_per_token,
+                budget=budget,
+                threads=at_least_two,
+            ) as opened,
             tempfile.TemporaryDirectory(prefix="serai-selfcheck-") as folder,
             Console(stderr=True).status("checking") as status,
         ):

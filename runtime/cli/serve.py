@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from serai.runtime.cli.monitor import check_terminal
-from serai.runtime.cli.options import Budget, Precision, PrecisionName, Threads, Trunk
+from serai.runtime.cli.options import Budget, ExpertsPerToken, Precision, PrecisionName, Threads, Trunk
 from serai.runtime.cli.output import FAILED, Output, reporting
 from serai.runtime.cli.run import default_store
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from serai.runtime.server.options import ServerOptions
 
 LEVELS = ("critical", "error", "warning", "info", "debug")
-MODEL_OPTIONS = ("model", "budget", "precision", "trunk", "threads", "store")
+MODEL_OPTIONS = ("model", "budget", "precision", "trunk", "experts_per_token", "threads", "store")
 """What an options file may say of the model, above its table `[server]`."""
 
 
@@ -48,6 +48,7 @@ def serve(
     log_level: Annotated[str | None, typer.Option("--log-level", help="[default: info]")] = None,
     precision: Precision | None = None,
     trunk: Trunk = None,
+    experts_per_token: ExpertsPerToken = None,
     budget: Budget = None,
     threads: Threads = None,
 ) -> None:
@@ -94,6 +95,9 @@ def serve(
                     store=None if no_store else kept,
                     precision=precision.value if precision else given.get("precision", PrecisionName.FAST.value),
                     trunk=trunk or given.get("trunk"),
+                    experts_per_token=given.get("experts_per_token")
+                    if experts_per_token is None
+                    else experts_per_token,
                     threads=threads or given.get("threads"),
                     progress=lambda opening: tell(opening.stage, opening.done, opening.total),
                 ) as runtime:

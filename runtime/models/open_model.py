@@ -15,6 +15,7 @@ from serai.runtime.errors import BadParameter, SeraiError
 from serai.runtime.experts.opening import open_experts
 from serai.runtime.experts.packed_format import AS_STORED, PackedModel
 from serai.runtime.models.config import ModelConfig, load_config
+from serai.runtime.models.fewer_experts import with_experts_per_token
 from serai.runtime.models.kimi import KimiModel
 from serai.runtime.models.layout import state_layout
 from serai.runtime.models.locate import locate_model
@@ -72,10 +73,13 @@ class LoadedModel:
     fingerprint: Fingerprint
 
 
-def find_model(name: str | Path) -> FoundModel:
-    """Locate and check a model. Raises `ModelNotFound`, `ConfigInvalid` or `WeightsInvalid`, each naming its cause."""
+def find_model(name: str | Path, *, experts_per_token: int | None = None) -> FoundModel:
+    """Locate and check a model, to be run with so many experts for each token (`fewer_experts`; None: the model's own).
+
+    Raises `ModelNotFound`, `ConfigInvalid`, `WeightsInvalid` or `BadParameter`, each naming its cause.
+    """
     path = locate_model(name)
-    config = load_config(path)
+    config = with_experts_per_token(load_config(path), experts_per_token)
     files = CheckpointFiles.open(path)
     try:
         prefix = find_prefix(config, files.tensors)
