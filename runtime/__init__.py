@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from serai.runtime.memory.accounts import Quota
     from serai.runtime.models.open_model import Precision
     from serai.runtime.opening import open_runtime
     from serai.runtime.runtime import Runtime
@@ -29,6 +30,7 @@ _HOMES = {
     "Generation": "sessions.generation",
     "Point": "sessions.journal",
     "Precision": "models.open_model",
+    "Quota": "memory.accounts",
     "Runtime": "runtime",
     "SamplingParams": "sampling.params",
     "Session": "sessions.session",
@@ -45,6 +47,7 @@ __all__ = [
     "Generation",
     "Point",
     "Precision",
+    "Quota",
     "Runtime",
     "SamplingParams",
     "Session",

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from serai.runtime import opening
 from serai.runtime import runtime as runtimes
 from serai.runtime.chat.reply import Event, Reply
+from serai.runtime.memory.accounts import Quota
 from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.sessions import conversation
 from serai.runtime.sessions import session as sessions
@@ -225,6 +226,9 @@ class Runtime:
 
     def resume_chat(self, point: Point | str, *, as_is: bool = False) -> Chat:
         return Chat(self._portal, self._portal.call(partial(self.asynchronous.resume_chat, point, as_is=as_is)))
+
+    def set_quota(self, namespace: str, quota: Quota | None) -> None:
+        self._portal.call(self.asynchronous.set_quota, namespace, quota)
 
     def status(self) -> Status:
         return self._portal.call(self.asynchronous.status)

@@ -103,6 +103,7 @@ class Driver:
         try:
             reservation = await self._admission.enter(
                 self._pool.growth_bytes(state, len(tokens)),
+                account=state.account,
                 held_bytes=sum(self._pool.held_bytes(state)),
                 going_on=not prefill if going_on is None else going_on,
             )

@@ -40,6 +40,7 @@ __all__ = [
     "NotOwner",
     "NothingToContinue",
     "OutOfBudget",
+    "OverQuota",
     "PlaceFailed",
     "PlaceUnknown",
     "PositionUnavailable",
@@ -96,34 +97,65 @@ class BudgetTooSmall(SeraiError):
 class OutOfBudget(SeraiError):
     """The budget has no room left for what a session needs now; the session stays as it was.
 
-    Attributes: `needed_bytes`, `free_bytes`.
+    Attributes: `needed_bytes`; `free_bytes`, which is None for a namespace with a quota: it is not told what others
+    leave.
     """
 
-    def __init__(self, *, what: str, needed_bytes: int, free_bytes: int) -> None:
+    def __init__(self, *, what: str, needed_bytes: int, free_bytes: int | None) -> None:
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
+        left = "has less left" if free_bytes is None else f"has {free_bytes:,} left"
         super().__init__(
-            f"{what} needs {needed_bytes:,} bytes and the budget has {free_bytes:,} left; pause or close a session, "
+            f"{what} needs {needed_bytes:,} bytes and the budget {left}; pause or close a session, "
             "or open the runtime with a larger budget"
         )
 
 
-class TooManyWaiting(SeraiError):
-    """The queue of calls that wait for memory is full; try again later. Attribute: `waiting`."""
+class OverQuota(OutOfBudget):
+    """A namespace would pass its quota; the session stays as it was.
 
-    def __init__(self, *, waiting: int) -> None:
+    Attributes: `namespace`; `resource`, what the quota bounds, as "bytes of state", "sessions" or "calls waiting for
+    memory"; `needed`, `used` and `limit`, in its units. `needed_bytes` is 0 for what isn't counted in bytes.
+    """
+
+    def __init__(self, namespace: str, resource: str, *, needed: int, used: int, limit: int) -> None:
+        super().__init__(what="", needed_bytes=needed if resource == "bytes of state" else 0, free_bytes=None)
+        self.namespace = namespace
+        self.resource = resource
+        self.needed = needed
+        self.used = used
+        self.limit = limit
+        self.args = (
+            f"namespace {namespace!r} needs {needed:,} more than the {used:,} {resource} it has, and its quota is "
+            f"{limit:,}; pause or close one of its sessions, or ask for a larger quota",
+        )
+
+
+class TooManyWaiting(SeraiError):
+    """The queue of calls that wait for memory is full; try again later.
+
+    Attribute: `waiting`, None for a namespace with a quota.
+    """
+
+    def __init__(self, *, waiting: int | None) -> None:
         self.waiting = waiting
-        super().__init__(f"{waiting:,} calls are waiting for memory already, which is all that may; try again later")
+        many = "as many calls as may" if waiting is None else f"{waiting:,} calls, which is all that may,"
+        super().__init__(f"{many} are waiting for memory already; try again later")
 
 
 class WaitedTooLong(SeraiError):
-    """No memory became free in time; the session stays as it was. Attributes: `needed_bytes`, `free_bytes`."""
+    """No memory became free in time; the session stays as it was.
 
-    def __init__(self, *, waited_s: float, needed_bytes: int, free_bytes: int) -> None:
+    Attributes: `needed_bytes`; `free_bytes`, what is free of the budget, or of its own quota for a namespace with one
+    (None when that bounds no bytes).
+    """
+
+    def __init__(self, *, waited_s: float, needed_bytes: int, free_bytes: int | None) -> None:
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
+        free = "" if free_bytes is None else f" ({free_bytes:,} are)"
         super().__init__(
-            f"{needed_bytes:,} bytes did not become free within {waited_s:g} s ({free_bytes:,} are); pause or close a "
+            f"{needed_bytes:,} bytes did not become free within {waited_s:g} s{free}; pause or close a "
             "session, or open the runtime with a larger budget or with a store to move idle sessions to"
         )
 

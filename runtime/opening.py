@@ -1,6 +1,6 @@
 """`open_runtime`: from a model's name to a runtime in which sessions live."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ from serai.runtime.experts.access import Experts
 from serai.runtime.experts.heat import layer_heat
 from serai.runtime.experts.opening import whole_working_sets
 from serai.runtime.experts.streamed import StreamedExperts
+from serai.runtime.memory.accounts import Quota
 from serai.runtime.memory.byte_sizes import parse_bytes
 from serai.runtime.memory.limits import default_budget
 from serai.runtime.memory.plan import check_budget, plan_memory
@@ -60,6 +61,7 @@ async def open_runtime(
     experts_per_token: int | None = None,
     threads: int | None = None,
     policy: Policy | None = None,
+    quotas: Mapping[str, Quota] | None = None,
     progress: Callable[[Opening], None] | None = None,
 ) -> AsyncIterator[Runtime]:
     """Open a model: "nano", a folder, or the name of one in the local Hugging Face cache.
@@ -68,8 +70,9 @@ async def open_runtime(
     `store` is the folder where sessions are kept; without one nothing is durable. `threads` defaults to the cores this
     process may use. `trunk="q8"` holds the large projections in 8 bits instead of as stored. With `experts_per_token`
     each token visits fewer experts than the model was trained with (`models/fewer_experts.py`; what that costs:
-    `serai bench experts-per-token`). `policy` says what is kept so that nothing is computed twice. `progress` is called
-    from worker threads. Leaving the block closes every session.
+    `serai bench experts-per-token`). `policy` says what is kept so that nothing is computed twice. `quotas` bound what
+    each namespace may have of the budget (`set_quota` changes them). `progress` is called from worker threads. Leaving
+    the block closes every session.
 
     Raises, before anything is loaded, `ModelNotFound`, `ConfigInvalid`, `WeightsInvalid`, `BudgetTooSmall` or
     `BadParameter`, and `StoreBusy` or `StoreInvalid` for the store.
@@ -92,6 +95,8 @@ async def open_runtime(
         load = partial(_load, found, chosen, held, slots, progress)
         loaded = await _made(stack, thread.call, load, lambda one: one.model.close())
         runtime = _wire(found, loaded, thread, kept, chosen, budget_bytes, policy)
+        for namespace, quota in (quotas or {}).items():
+            runtime.set_quota(namespace, quota)
         yield await stack.enter_async_context(running(runtime))
 
 

@@ -14,6 +14,7 @@ from serai.checkpoints.store import Store
 from serai.runtime.chat import ChatFormat, Message, chat_format_for
 from serai.runtime.driver import Counters
 from serai.runtime.errors import SeraiError, ShuttingDown
+from serai.runtime.memory.accounts import Account, Quota
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.services import Services
 from serai.runtime.sessions.conversation import Chat
@@ -24,7 +25,7 @@ from serai.runtime.sessions.migration import take
 from serai.runtime.sessions.session import Session
 from serai.runtime.sessions.turns import Timeline
 from serai.runtime.state import StatePool
-from serai.runtime.status import BudgetStatus, ExpertStatus, Status, WorkStatus
+from serai.runtime.status import BudgetStatus, ExpertStatus, NamespaceStatus, Status, WorkStatus
 from serai.runtime.step import StepEngine
 from serai.runtime.text.tokenizer import Tokenizer
 
@@ -87,7 +88,8 @@ class Runtime:
         return self._services.driver.counters
 
     async def session(self, *, namespace: str = "", label: str = "", priority: int = 0) -> Session:
-        """A new, empty session. Raises `NameInvalid` for what can't be a namespace or label.
+        """A new, empty session. Raises `NameInvalid` for what can't be a namespace or label, `OverQuota` when the
+        namespace may have no more.
 
         `priority` from -4 to 4 shares out the engine while several want it: each is worth twice the rows of the one
         below, and none waits for ever.
@@ -95,11 +97,12 @@ class Runtime:
         self._check_open()
         check_text(namespace, "namespace", may_be_empty=True)
         check_text(label, "label", may_be_empty=True)
+        self._services.pool.accounts.of(namespace).check_sessions()
         session = Session(
             self._services,
             session_id=new_id(),
             timeline=Timeline(),
-            holding=Holding(self._services.keeper, self._services.pool.empty(), 0),
+            holding=Holding(self._services.keeper, self._services.pool.empty(namespace), 0),
             namespace=namespace,
             label=label,
             priority=priority,
@@ -177,12 +180,14 @@ class Runtime:
         the same bits; a snapshot of another build or SIMD path is used only `as_is`, and marks the session inexact.
         The end of a session that was moved elsewhere raises `NotOwner`; one whose move was broken off asks the other
         side first. `take_back` is a person's word that the session is used nowhere else.
-        Raises `SessionGone`, `ModelMismatch` or `OutOfBudget`.
+        Raises `SessionGone`, `ModelMismatch`, or `OutOfBudget` (`OverQuota` for the namespace it is of).
         """
         self._check_open()
         keeper = self._services.keeper
         stored = await keeper.find(str(point), as_is=as_is, take_back=take_back)
         node, timeline = stored.node, stored.timeline
+        account = self._services.pool.accounts.of(node.namespace)
+        account.check_sessions()
         state, inexact = await keeper.rebuild(stored)
         goes_on = stored.is_head and node.session_id not in self._services.live
         if goes_on and stored.path and self._services.journal.store is not None:
@@ -190,10 +195,15 @@ class Runtime:
             try:
                 again = await keeper.find(node.id, as_is=as_is)
                 goes_on = again.is_head and node.session_id not in self._services.live
-                self._check_open()
             except BaseException:
                 state.release()
                 raise
+        try:
+            self._check_open()
+            account.check_sessions()
+        except SeraiError:
+            state.release()
+            raise
         session = Session(
             self._services,
             session_id=node.session_id if goes_on else new_id(),
@@ -208,6 +218,15 @@ class Runtime:
         if not goes_on:
             session.record.started(timeline, NodeKind.FORK)
         return session
+
+    def set_quota(self, namespace: str, quota: Quota | None) -> None:
+        """Bound what a namespace may have from now on (`Quota` says of what); None takes its quota away.
+
+        A namespace that has more already keeps it, and gets no more. Calls that wait look again at once. Raises
+        `NameInvalid` for what can't be a namespace.
+        """
+        self._services.pool.accounts.set_quota(namespace, quota)
+        self._services.admission.freed()
 
     def find(self, session_id: str) -> Session | None:
         """The live session of that id."""
@@ -245,6 +264,7 @@ class Runtime:
             experts=None if facts.experts is None else facts.experts(),
             store_bytes=services.store_size.last(),
             sessions=tuple(session.status(now_s) for session in services.live.values()),
+            namespaces=tuple(_namespace_status(account) for account in pool.accounts),
         )
 
     def wrap_engine(self, wrap: Callable[[StepEngine], StepEngine]) -> None:
@@ -298,6 +318,20 @@ class Runtime:
     def _check_open(self) -> None:
         if self._closing:
             raise ShuttingDown
+
+
+def _namespace_status(account: Account) -> NamespaceStatus:
+    quota = account.quota
+    return NamespaceStatus(
+        namespace=account.namespace,
+        sessions=account.sessions,
+        live_bytes=account.live_bytes,
+        reserved_bytes=account.reserved_bytes,
+        waiting=account.waiting,
+        quota_bytes=quota.state_bytes,
+        quota_sessions=quota.sessions,
+        quota_waiting=quota.waiting,
+    )
 
 
 @asynccontextmanager

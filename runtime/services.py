@@ -74,15 +74,17 @@ class Services:
         """The tokenizer; raises `BadParameter` when the model has none."""
         return need(self.tokenizer)
 
-    async def reclaim(self, needed_bytes: int) -> bool:
-        """Free about so much: first what is only kept for reuse, then idle sessions move to the store."""
-        freed = self.prefixes.reclaim(needed_bytes)
+    async def reclaim(self, needed_bytes: int, namespace: str | None = None) -> bool:
+        """Free about so much, of one namespace or of all: first what is only kept for reuse, then idle sessions move to
+        the store."""
+        freed = self.prefixes.reclaim(needed_bytes, namespace)
         if freed >= needed_bytes:
             return True
-        let_go = self.saver.let_go()
+        let_go = self.saver.let_go(namespace)
         if not self.journal.is_durable:
             return freed > 0 or let_go
-        moved = await reclaim(tuple(self.live.values()), needed_bytes - freed, self.now_s())
+        sessions = tuple(one for one in self.live.values() if namespace in (None, one.namespace))
+        moved = await reclaim(sessions, needed_bytes - freed, self.now_s())
         return moved or let_go or freed > 0
 
     def check(self) -> None:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from serai.checkpoints.snapshot import LatentPage, PageIdentity, Snapshot, StateLayout
 from serai.checkpoints.streams import DIRECT_FROM_BYTES, aligned_empty
 from serai.runtime.errors import OutOfBudget
+from serai.runtime.memory.accounts import Account, Accounts
 
 
 class Part(Enum):
@@ -60,16 +61,17 @@ def _one_more(refs: int) -> int:
 
 
 class Buffer:
-    """One run of memory from the pool, counted by its holders.
+    """One run of memory from the pool, counted by its holders, and in the account of the namespace it was taken for.
 
     `claimed` matters for pages only: rows below it belong to some state, so only a writer that starts exactly there
     may write in place; any other writer copies the page first.
     """
 
-    __slots__ = ("_pool", "_refs", "address", "array", "claimed", "identity", "part")
+    __slots__ = ("_pool", "_refs", "account", "address", "array", "claimed", "identity", "part")
 
-    def __init__(self, pool: "StatePool", part: Part, array: NDArray[Any]) -> None:
+    def __init__(self, pool: "StatePool", part: Part, array: NDArray[Any], account: Account) -> None:
         self._pool = pool
+        self.account = account
         self._refs = 1
         self.part = part
         self.array = array
@@ -126,15 +128,19 @@ class PageTable:
 class State:
     """What the model remembers at `position`; immutable and counted.
 
-    `logits` is float32 `[vocab_size]`, or None at position 0, where no next token is defined.
+    `logits` is float32 `[vocab_size]`, or None at position 0, where no next token is defined. `account` is that of its
+    namespace, which everything that grows from it is taken for.
     """
 
-    __slots__ = ("_refs", "fixed", "logits", "position", "table")
+    __slots__ = ("_refs", "account", "fixed", "logits", "position", "table")
 
-    def __init__(self, position: int, fixed: Buffer | None, table: PageTable, logits: Buffer | None) -> None:
+    def __init__(
+        self, position: int, fixed: Buffer | None, table: PageTable, logits: Buffer | None, account: Account
+    ) -> None:
         if (position == 0) != (fixed is None) or (logits is not None and fixed is None):
             raise ValueError(f"a state at position {position} needs a fixed block exactly when the position is not 0")
         self._refs = 1
+        self.account = account
         self.position = position
         self.fixed = fixed
         self.table = table
@@ -194,7 +200,8 @@ class Draft:
 
     def commit(self) -> State:
         """The new state; the caller owns it, and still owns `before`."""
-        return State(self.before.position + self.tokens, self.fixed, self.table, self.logits)
+        before = self.before
+        return State(before.position + self.tokens, self.fixed, self.table, self.logits, before.account)
 
     def abandon(self) -> None:
         """Give back every buffer and every claimed row, as if the step had never been planned."""
@@ -220,6 +227,7 @@ class StatePool:
         self._poison = poison
         self._spare: dict[Part, list[NDArray[Any]]] = {part: [] for part in Part}
         self._live: dict[Part, int] = dict.fromkeys(Part, 0)
+        self.accounts = Accounts()
         self.on_freed: Callable[[], None] = _nobody_waits
 
     @property
@@ -235,9 +243,9 @@ class StatePool:
         """How many buffers of that kind are held."""
         return self._live[part]
 
-    def empty(self) -> State:
-        """A state at position 0."""
-        return State(0, None, PageTable(()), None)
+    def empty(self, namespace: str = "") -> State:
+        """A state at position 0, of a namespace: what grows from it is counted there."""
+        return State(0, None, PageTable(()), None, self.accounts.of(namespace))
 
     def draft(self, before: State, tokens: int, *, with_logits: bool) -> Draft:
         """Room for `tokens` more after `before`.
@@ -254,14 +262,14 @@ class StatePool:
 
         copies: tuple[tuple[Buffer, Buffer, int], ...] = ()
         if must_copy:
-            fresh = self.take(Part.PAGE)
+            fresh = self.take(Part.PAGE, before.account)
             copies = ((pages[-1], fresh, filled),)
             pages[-1] = fresh
         claims = []
         if filled:
             claims.append((pages[-1], filled, min(page_tokens, filled + tokens)))
         for index in range(len(pages), len(pages) + new_pages):
-            page = self.take(Part.PAGE)
+            page = self.take(Part.PAGE, before.account)
             claims.append((page, 0, min(page_tokens, end - index * page_tokens)))
             pages.append(page)
         for page, _, claimed in claims:
@@ -274,18 +282,19 @@ class StatePool:
             table = PageTable(tuple(pages))
         else:
             table = before.table.retain()
-        fixed = self.take(Part.FIXED)
-        logits = self.take(Part.LOGITS) if with_logits else None
+        fixed = self.take(Part.FIXED, before.account)
+        logits = self.take(Part.LOGITS, before.account) if with_logits else None
         return Draft(before, tokens, fixed, table, logits, copies, tuple(claims))
 
-    def take(self, part: Part) -> Buffer:
+    def take(self, part: Part, account: Account) -> Buffer:
         """One buffer with unknown content, held once; the caller has made sure of the room (`draft` does)."""
         spare = self._spare[part]
         array = spare.pop() if spare else self._allocate(part)
         if self._poison:
             array.view(np.uint8).fill(0xFF)  # all bits set is NaN in float32 and in bfloat16
         self._live[part] += 1
-        return Buffer(self, part, array)
+        account.live_bytes += part_bytes(self.layout, part)
+        return Buffer(self, part, array, account)
 
     def held_bytes(self, state: State | None) -> tuple[int, int]:
         """Bytes that would become free if this holder let go of the state, and bytes that others hold too."""
@@ -350,6 +359,7 @@ class StatePool:
 
     def _give_back(self, buffer: Buffer) -> None:
         self._live[buffer.part] -= 1
+        buffer.account.live_bytes -= part_bytes(self.layout, buffer.part)
         self._spare[buffer.part].append(buffer.array)
         self.on_freed()
 

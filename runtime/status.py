@@ -116,6 +116,24 @@ class WorkStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class NamespaceStatus:
+    """What one namespace has of the budget, and the most it may (None: as much as there is).
+
+    `live_bytes` are its states in memory, those kept for reuse included; `reserved_bytes` are promised to its calls
+    under way; `waiting` of its calls wait for memory.
+    """
+
+    namespace: str
+    sessions: int
+    live_bytes: int
+    reserved_bytes: int
+    waiting: int
+    quota_bytes: int | None
+    quota_sessions: int | None
+    quota_waiting: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """A runtime at one moment. `now_s` is the event loop's clock."""
 
@@ -127,6 +145,7 @@ class Status:
     experts: ExpertStatus | None
     store_bytes: int | None
     sessions: tuple[SessionStatus, ...]
+    namespaces: tuple[NamespaceStatus, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain dictionaries, lists, strings and numbers."""

@@ -3,28 +3,37 @@
 A request that was admitted can always finish, so none is prefilled, thrown out and prefilled again. One that can never
 fit is refused at once, with the numbers. One that doesn't fit now first lets idle sessions be moved out, then waits its
 turn. A generation under way goes before those that have not begun: it holds memory that only its end gives back.
+
+A namespace may have a quota (`accounts`). Who waits for its own namespace's quota stands in nobody's way but that of
+its own; idle sessions of its own are moved out for it, and of no other.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
 
 import anyio
 
 from serai.runtime.errors import OutOfBudget, TooManyWaiting, WaitedTooLong
+from serai.runtime.memory.accounts import Account
 from serai.runtime.state import StatePool
 
 
 class Reservation:
     """Bytes kept free for one request. `keep` adjusts them as they turn into live buffers; `close` ends it."""
 
-    __slots__ = ("_admission", "bytes")
+    __slots__ = ("_admission", "account", "bytes")
 
-    def __init__(self, admission: "Admission", size: int) -> None:
+    def __init__(self, admission: "Admission", account: Account, size: int) -> None:
         self._admission = admission
+        self.account = account
         self.bytes = size
+        account.reserved_bytes += size
 
     def keep(self, size: int) -> None:
         """From now on `size` bytes beyond what is live may still be taken."""
         shrunk = size < self.bytes
+        self.account.reserved_bytes += size - self.bytes
         self.bytes = size
         if shrunk:
             self._admission.freed()
@@ -33,10 +42,27 @@ class Reservation:
         self._admission.end(self)
 
 
-class Admission:
-    """The gate before the pool. `reclaim(bytes)` is asked to free that much from idle sessions; it says if any was.
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    """One call in line; `order` is its number by arrival."""
 
-    Without a limit everybody passes.
+    order: int
+    account: Account
+    needed_bytes: int
+    going_on: bool
+    turn: anyio.Event = field(default_factory=anyio.Event)
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """The least goes first."""
+        return not self.going_on, self.order
+
+
+class Admission:
+    """The gate before the pool. `reclaim(bytes, namespace)` is asked to free that much from idle sessions, of one
+    namespace or (None) of all; it says if any was.
+
+    Without a limit and quotas everybody passes.
     """
 
     def __init__(self, pool: StatePool, *, max_waiting: int = 1_024, max_wait_s: float = 600.0) -> None:
@@ -44,9 +70,9 @@ class Admission:
         self._max_waiting = max_waiting
         self._max_wait_s = max_wait_s
         self._reservations: set[Reservation] = set()
-        self._queue: list[anyio.Event] = []
-        self._going_on: list[anyio.Event] = []
-        self.reclaim: Callable[[int], Awaitable[bool]] = _nothing_to_reclaim
+        self._lines: dict[Account, list[_Waiter]] = {}
+        self._arrivals = count()
+        self.reclaim: Callable[[int, str | None], Awaitable[bool]] = _nothing_to_reclaim
         pool.on_freed = self.freed
 
     @property
@@ -56,7 +82,7 @@ class Admission:
     @property
     def waiting(self) -> int:
         """Requests that wait for memory."""
-        return len(self._queue) + len(self._going_on)
+        return sum(len(line) for line in self._lines.values())
 
     @property
     def free_bytes(self) -> int | None:
@@ -64,72 +90,110 @@ class Admission:
         limit = self._pool.limit_bytes
         return None if limit is None else limit - self._pool.live_bytes - self.reserved_bytes
 
-    def check(self, needed_bytes: int) -> None:
-        """Raise `OutOfBudget`, with the numbers, when so much could not be had even alone."""
+    def check(self, needed_bytes: int, account: Account) -> None:
+        """Raise `OverQuota` or `OutOfBudget`, with the numbers, when so much could not be had even alone."""
+        account.check_bytes(needed_bytes)
         limit = self._pool.limit_bytes
         if limit is not None and needed_bytes > limit:
-            raise OutOfBudget(what="this call", needed_bytes=needed_bytes, free_bytes=limit)
+            raise OutOfBudget(
+                what="this call", needed_bytes=needed_bytes, free_bytes=None if account.is_tenant else limit
+            )
 
-    async def enter(self, needed_bytes: int, *, held_bytes: int, going_on: bool) -> Reservation:
+    async def enter(self, needed_bytes: int, *, account: Account, held_bytes: int, going_on: bool) -> Reservation:
         """Wait until `needed_bytes` are free and reserve them.
 
         `held_bytes` is what the request's own session holds already, which can't be moved out for it. Raises
-        `OutOfBudget` when it could not fit even alone, or when it is going on and nobody else could make room;
-        `TooManyWaiting` when the queue is full; `WaitedTooLong` after `max_wait_s`.
+        `OverQuota` or `OutOfBudget` when it could not fit even alone, or when it is going on and nobody else could make
+        room; `OverQuota` or `TooManyWaiting` when as many wait as may; `WaitedTooLong` after `max_wait_s`.
         """
-        self.check(needed_bytes + held_bytes)
-        queue = self._going_on if going_on else self._queue
-        ahead = self._going_on if going_on else self._going_on + self._queue
-        if not ahead and self._fits(needed_bytes):
-            return self._reserve(needed_bytes)
+        self.check(needed_bytes + held_bytes, account)
+        one = _Waiter(next(self._arrivals), account, needed_bytes, going_on)
+        if self._fits(one) and not self._anybody_before(one):
+            return self._reserve(needed_bytes, account)
+        account.check_waiting()
         if self.waiting >= self._max_waiting:
-            raise TooManyWaiting(waiting=self.waiting)
+            raise TooManyWaiting(waiting=None if account.is_tenant else self.waiting)
         with anyio.move_on_after(self._max_wait_s):
-            return await self._wait(queue, needed_bytes, going_on=going_on)
+            return await self._wait(one)
+        free = account.free_bytes if account.is_tenant else self.free_bytes
         raise WaitedTooLong(
-            waited_s=self._max_wait_s, needed_bytes=needed_bytes, free_bytes=max(self.free_bytes or 0, 0)
+            waited_s=self._max_wait_s, needed_bytes=needed_bytes, free_bytes=None if free is None else max(free, 0)
         )
 
-    async def _wait(self, queue: list[anyio.Event], needed_bytes: int, *, going_on: bool) -> Reservation:
-        turn = anyio.Event()
-        queue.append(turn)
+    async def _wait(self, one: _Waiter) -> Reservation:
+        line = self._lines.setdefault(one.account, [])
+        line.append(one)
+        line.sort(key=lambda waiter: waiter.rank)
+        one.account.waiting += 1
         try:
             while True:
-                first = queue[0] is turn and (going_on or not self._going_on)
-                if first and self._fits(needed_bytes):
-                    return self._reserve(needed_bytes)
-                if first:
-                    if await self.reclaim(needed_bytes - (self.free_bytes or 0)) or self._fits(needed_bytes):
+                if not self._anybody_before(one):
+                    if self._fits(one):
+                        return self._reserve(one.needed_bytes, one.account)
+                    if await self._make_room(one) or self._fits(one):
                         continue
-                    if going_on and not self._reservations:
-                        # Nobody is under way whose end would free memory, so waiting would be for ever.
-                        raise OutOfBudget(what="going on", needed_bytes=needed_bytes, free_bytes=self.free_bytes or 0)
-                await turn.wait()
-                position = queue.index(turn)
-                turn = queue[position] = anyio.Event()
+                    self._check_hope(one)
+                await one.turn.wait()
+                one.turn = anyio.Event()
         finally:
-            queue.remove(turn)
+            line.remove(one)
+            if not line:
+                self._lines.pop(one.account, None)
+            one.account.waiting -= 1
             self.freed()
 
+    async def _make_room(self, one: _Waiter) -> bool:
+        """Have idle sessions moved out for it: its own namespace's if that is what is full; whether any was."""
+        own = one.account.free_bytes
+        if own is not None and own < one.needed_bytes:
+            return await self.reclaim(one.needed_bytes - own, one.account.namespace)
+        return await self.reclaim(one.needed_bytes - (self.free_bytes or 0), None)
+
+    def _check_hope(self, one: _Waiter) -> None:
+        """Raise for a generation under way when nobody else is whose end would free memory: it would wait for ever."""
+        if not one.going_on:
+            return
+        account = one.account
+        if not account.has_room(one.needed_bytes):
+            if account.reserved_bytes == 0:
+                account.check_bytes(one.needed_bytes, account.live_bytes)
+        elif not self._reservations:
+            free = None if account.is_tenant else self.free_bytes or 0
+            raise OutOfBudget(what="going on", needed_bytes=one.needed_bytes, free_bytes=free)
+
     def freed(self) -> None:
-        """Memory or a place became free: the first in line looks again."""
-        queue = self._going_on or self._queue
-        if queue:
-            queue[0].set()
+        """Memory or a place became free, or a quota changed: the first of each line looks again."""
+        for line in self._lines.values():
+            line[0].turn.set()
 
     def end(self, reservation: Reservation) -> None:
-        self._reservations.discard(reservation)
+        if reservation in self._reservations:
+            self._reservations.discard(reservation)
+            reservation.account.reserved_bytes -= reservation.bytes
         self.freed()
 
-    def _fits(self, needed_bytes: int) -> bool:
-        free = self.free_bytes
-        return free is None or needed_bytes <= free
+    def _anybody_before(self, one: _Waiter) -> bool:
+        """Whether it must let somebody go first: of its own namespace whoever has waited longer, of another whoever has
+        and waits for the budget, not for the quota of its own. What waits for its own quota lets nobody wait."""
+        line = self._lines.get(one.account)
+        if line and line[0] is not one and line[0].rank < one.rank:
+            return True
+        if not one.account.has_room(one.needed_bytes):
+            return False
+        return any(first.rank < one.rank for first in self._firsts() if first.account.has_room(first.needed_bytes))
 
-    def _reserve(self, size: int) -> Reservation:
-        reservation = Reservation(self, size)
+    def _firsts(self) -> Iterator[_Waiter]:
+        return (line[0] for line in self._lines.values())
+
+    def _fits(self, one: _Waiter) -> bool:
+        free = self.free_bytes
+        return one.account.has_room(one.needed_bytes) and (free is None or one.needed_bytes <= free)
+
+    def _reserve(self, size: int, account: Account) -> Reservation:
+        reservation = Reservation(self, account, size)
         self._reservations.add(reservation)
         return reservation
 
 
-async def _nothing_to_reclaim(_: int) -> bool:
+async def _nothing_to_reclaim(_: int, __: str | None) -> bool:
     return False

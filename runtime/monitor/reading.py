@@ -16,7 +16,15 @@ from serai.runtime.monitor.detail import NodeStatus, SessionDetail
 from serai.runtime.monitor.source import About
 from serai.runtime.monitor.transcript import Passage, Voice
 from serai.runtime.sessions.events import EventKind, SessionEvent
-from serai.runtime.status import BudgetStatus, ExpertStatus, LayerHeat, SessionStatus, Status, WorkStatus
+from serai.runtime.status import (
+    BudgetStatus,
+    ExpertStatus,
+    LayerHeat,
+    NamespaceStatus,
+    SessionStatus,
+    Status,
+    WorkStatus,
+)
 
 T = TypeVar("T")
 
@@ -44,6 +52,7 @@ def status_from_json(value: object) -> Status:
         experts=None if experts is None else _experts(experts),
         store_bytes=_field(body, "store_bytes", int | None, ""),
         sessions=_list(SessionStatus, body.get("sessions"), "sessions"),
+        namespaces=_list(NamespaceStatus, body.get("namespaces", ()), "namespaces"),
     )
 
 

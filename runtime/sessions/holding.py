@@ -45,19 +45,19 @@ class Keeper:
         """
         start = stored.start
         while start is not None:
-            before = await self._restore(start)
+            before = await self._restore(start, stored.node.namespace)
             if before is not None:
                 break
             start = await self._journal.start_of(stored.node.id, as_is=stored.as_is)
         else:
-            before = self._pool.empty()
+            before = self._pool.empty(stored.node.namespace)
         state = await self._replay(before, stored.timeline, stored.node.session_id)
         return state, stored.node.inexact or (start is not None and start.inexact)
 
     async def at(self, timeline: Timeline, namespace: str, workflow: str, *, exact: bool) -> State:
         """The state at the end of a timeline: the deepest one known on the way (for an exact one), then a replay."""
         before = await self.known(namespace, timeline.ids(), above=0) if exact else None
-        return await self._replay(before or self._pool.empty(), timeline, workflow)
+        return await self._replay(before or self._pool.empty(namespace), timeline, workflow)
 
     async def hold_at(self, timeline: Timeline, namespace: str, workflow: str, *, exact: bool) -> "Holding":
         """A holding of the state at the end of a timeline, as `at` gives it."""
@@ -93,7 +93,7 @@ class Keeper:
         if entry.node_id is None:
             return None
         start = await self._journal.own_start(entry.node_id)
-        state = None if start is None else await self._restore(start)
+        state = None if start is None else await self._restore(start, entry.namespace)
         if state is None:
             self._prefixes.lost(entry)
             return None
@@ -115,13 +115,13 @@ class Keeper:
             before.release()
         return state
 
-    async def _restore(self, start: Start) -> State | None:
+    async def _restore(self, start: Start, namespace: str) -> State | None:
         """The state a snapshot holds, read straight into the pool's memory; None if it can't be used after all."""
-        empty = self._pool.empty()
+        empty = self._pool.empty(namespace)
         if start.position == 0:
             return empty
         size = session_bytes(self._pool.layout, start.position)
-        reservation = await self._admission.enter(size, held_bytes=0, going_on=False)
+        reservation = await self._admission.enter(size, account=empty.account, held_bytes=0, going_on=False)
         try:
             state = self._pool.draft(empty, start.position, with_logits=True).commit()
         finally:

@@ -36,6 +36,8 @@ class LiveSession:
         self.label = label
         self.workflow = session_id if workflow is None else workflow
         self.record = Record(services.journal, session_id, namespace=namespace, label=label)
+        self.account = services.pool.accounts.of(namespace)
+        self.account.sessions += 1
         self._services = services
         self._holding = holding
         self._life = Life.OPEN
@@ -191,6 +193,7 @@ class LiveSession:
         if self._life is not Life.OPEN:
             return  # broken off while `pause` or `close` was writing
         self._life = life
+        self.account.sessions -= 1
         self._holding.release()
         self._services.saver.forget(self.id)
         del self._services.live[self.id]

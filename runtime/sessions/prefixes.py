@@ -120,10 +120,12 @@ class Prefixes:
         if entry.state is None:
             self._forget(entry)
 
-    def reclaim(self, needed_bytes: int) -> int:
-        """Drop kept states, those unused for longest first, until about so much is free; gives the bytes freed."""
+    def reclaim(self, needed_bytes: int, namespace: str | None = None) -> int:
+        """Drop kept states, of one namespace or of all, those unused for longest first, until about so much is free;
+        gives the bytes freed."""
         before = self._pool.live_bytes
-        held = sorted((one for one in self._entries.values() if one.state is not None), key=lambda one: one.used_s)
+        entries = (one for one in self._entries.values() if namespace in (None, one.namespace))
+        held = sorted((one for one in entries if one.state is not None), key=lambda one: one.used_s)
         for entry in held:
             if before - self._pool.live_bytes >= needed_bytes:
                 break

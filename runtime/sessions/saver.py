@@ -81,12 +81,13 @@ class Saver:
             self._idle = anyio.Event()
         self._offered.set()
 
-    def let_go(self) -> bool:
-        """Give up what waits to be written, when memory is needed more; whether there was anything."""
-        jobs = list(self._jobs.values())
-        self._jobs.clear()
+    def let_go(self, namespace: str | None = None) -> bool:
+        """Give up what waits to be written, of one namespace or of all, when memory is needed more; whether there was
+        anything."""
+        jobs = {key: job for key, job in self._jobs.items() if namespace in (None, job.node.namespace)}
         self._offered.set()
-        for job in jobs:
+        for key, job in jobs.items():
+            del self._jobs[key]
             job.state.release()
         return bool(jobs)
 

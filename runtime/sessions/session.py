@@ -14,6 +14,7 @@ from serai.runtime.errors import (
     BadParameter,
     NothingToContinue,
     PromptTooLong,
+    SeraiError,
 )
 from serai.runtime.sampling.grammar import Grammar
 from serai.runtime.sampling.params import SamplingParams
@@ -190,9 +191,10 @@ class Session(DurableSession):
         nearest state known before it and reads the tokens between once more: `replay_tokens` says how many those are.
         It draws by a random branch of its own, that of the next fork or of `choice` number so many: choice 1 of a
         prompt says the same however often the session was forked before. Raises `PositionUnavailable` for a point this
-        timeline doesn't have.
+        timeline doesn't have, `OverQuota` when the namespace may have no more sessions.
         """
         self._check_open()
+        self.account.check_sessions()
         check_text(label or "", "label", may_be_empty=True)
         if choice is not None and choice < 0:
             raise BadParameter(f"choices count from 0, not {choice}")
@@ -201,15 +203,19 @@ class Session(DurableSession):
         if where == self.position:
             return self._branch(timeline, self._holding.fork(), label)
         holding = await self._services.keeper.hold_at(timeline, self.namespace, self.workflow, exact=not self.inexact)
-        if not self.is_open:  # the runtime closed meanwhile, and would not know of the child
+        try:
+            self._check_open()  # the runtime may have closed meanwhile, and would not know of the child
+            self.account.check_sessions()
+        except SeraiError:
             holding.release()
-            self._check_open()
+            raise
         return self._branch(timeline, holding, label)
 
     async def twin(self, *, label: str | None = None) -> "Session":
         """As `fork` from here, but the second session goes on just as this one would: it keeps the random branch, as
         resuming this point does, and counts as no fork."""
         self._check_open()
+        self.account.check_sessions()
         check_text(label or "", "label", may_be_empty=True)
         return self._branch(self._timeline.twin(), self._holding.fork(), label)
 
@@ -287,9 +293,10 @@ class Session(DurableSession):
             self._trail.leave(state, self._timeline.digest(), self.record.nodes()[-1], first=first)
 
     async def fork_many(self, count: int) -> list["Session"]:
-        """`count` forks, as `fork`."""
+        """`count` forks, as `fork`, or none."""
         if count < 1:
             raise BadParameter(f"fork_many makes at least 1 fork, not {count}")
+        self.account.check_sessions(count)
         return [await self.fork() for _ in range(count)]
 
     async def migrate(self, to: str | PathLike[str]) -> Point:

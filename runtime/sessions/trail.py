@@ -46,7 +46,7 @@ class Trail:
                 state.release()
                 state = found
             reused, every = state.position - start, services.policy.snapshot_every
-            services.admission.check(services.pool.most_bytes((own, state), len(whole)))
+            services.admission.check(services.pool.most_bytes((own, state), len(whole)), own.account)
             if deadline is not None:
                 deadline.check("append", services.driver.reading_s(len(whole) - state.position))
             while state.position < len(whole):

@@ -1,6 +1,6 @@
 """A runtime over the scripted model: everything but the forward pass is the real thing."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from serai.checkpoints.snapshot import Fingerprint
 from serai.checkpoints.store import Store
 from serai.runtime.engine import Engine
 from serai.runtime.engine_thread import EngineThread
+from serai.runtime.memory.accounts import Quota
 from serai.runtime.runtime import ModelFacts, Runtime, running
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy, assemble
@@ -46,6 +47,7 @@ async def fake_runtime(
     stop_ids: frozenset[int] = frozenset(),
     fingerprint: Fingerprint = FINGERPRINT,
     policy: Policy = ONLY_SESSIONS,
+    quotas: Mapping[str, Quota] | None = None,
 ) -> AsyncIterator[Runtime]:
     """A runtime whose sessions are checked to leave nothing behind when the block ends."""
     kept = None if store is None else await anyio.to_thread.run_sync(Store.open, str(store))
@@ -65,7 +67,10 @@ async def fake_runtime(
     )
     facts = ModelFacts("scripted", "exact", None, 0, 0, 0, limit_bytes or 0)
     try:
-        async with running(Runtime(services, facts)) as runtime:
+        runtime = Runtime(services, facts)
+        for namespace, quota in (quotas or {}).items():
+            runtime.set_quota(namespace, quota)
+        async with running(runtime):
             yield runtime
         assert pool.live_bytes == 0, "every buffer came back"
     finally:

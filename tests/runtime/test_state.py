@@ -110,7 +110,7 @@ def test_poisoned_buffers_are_nan_in_every_part() -> None:
 def test_a_state_whose_parts_disagree_cannot_be_built() -> None:
     pool = StatePool(LAYOUT)
     with pytest.raises(ValueError, match="fixed block"):
-        State(3, None, pool.empty().table, None)
+        State(3, None, pool.empty().table, None, pool.accounts.of(""))
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 4, 9])
@@ -183,5 +183,5 @@ def test_what_the_store_moves_as_it_lies_begins_on_a_block() -> None:
     layout = replace(LAYOUT, kda_shape=(1, 4, 128, 128), conv_shape=(1, 3, 3, 512))
     pool = StatePool(layout)
     assert part_bytes(layout, Part.FIXED) >= DIRECT_FROM_BYTES
-    buffers = [pool.take(Part.FIXED) for _ in range(3)]
+    buffers = [pool.take(Part.FIXED, pool.accounts.of("")) for _ in range(3)]
     assert [buffer.address % BLOCK_BYTES for buffer in buffers] == [0, 0, 0]

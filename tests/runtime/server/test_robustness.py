@@ -72,8 +72,9 @@ async def test_who_leaves_while_waiting_is_never_read_and_holds_nobody_up() -> N
     """B81"""
     model = ReplyModel(lambda prompt: SHORT)
     async with serving_model(model, limit_bytes=100_000) as client:
-        admission = client.service.runtime._services.admission
-        slot = await admission.enter(100_000, held_bytes=0, going_on=False)
+        services = client.service.runtime._services
+        admission, account = services.admission, services.pool.accounts.of("")
+        slot = await admission.enter(100_000, account=account, held_bytes=0, going_on=False)
         second = client.start("POST", "/v1/chat/completions", asks("two"))
         third = client.start("POST", "/v1/chat/completions", asks("three", stream=True))
         with anyio.fail_after(5):

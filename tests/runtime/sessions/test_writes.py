@@ -261,7 +261,7 @@ async def test_a_session_that_ends_while_it_waits_for_memory_writes_into_nobody_
             await gate.reached.wait()
             free_bytes = services.admission.free_bytes
             assert free_bytes is not None
-            others = services.admission._reserve(free_bytes - PAGE)
+            others = services.admission._reserve(free_bytes - PAGE, services.pool.accounts.of(""))
 
             async def read_on() -> None:
                 with suppress(SessionClosed, ShuttingDown):
