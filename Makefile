@@ -31,5 +31,11 @@ $(DEV_STAMP): $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@ $(STAMP)
 
+# Those the server is tested with; SERAI_CLIENTS_PYTHON=.venv-clients/bin/python tells the tests.
+.venv-clients/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -e '.[clients]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist .demo *.egg-info
+	rm -rf $(VENV) .venv-clients build dist .demo *.egg-info

@@ -64,6 +64,7 @@ def serve(
         except ModuleNotFoundError as error:
             raise BadParameter(f"serving needs {error.name}; install it with: pip install 'serai[server]'") from None
         from serai.runtime.cli.opening import opening_progress
+        from serai.runtime.models.open_model import find_model
         from serai.runtime.opening import open_runtime
 
         given: dict[str, Any] = {} if config is None else read_options_file(config)
@@ -83,6 +84,7 @@ def serve(
         logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         if show_monitor:
             check_terminal("leave --monitor out, and watch from elsewhere with serai monitor")
+        find_model(name).files.close()  # a wrong one is told before anybody could connect
         bound = listen(options)
         where = address_of(options, bound)
 

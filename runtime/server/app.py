@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
-import anyio
-import anyio.to_thread
 from blake3 import blake3
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -15,9 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serai.runtime.errors import BadParameter
 from serai.runtime.runtime import Runtime
-from serai.runtime.sampling.grammar import Grammars
 from serai.runtime.server import completions, extensions, responses, watching
 from serai.runtime.server.chat_output import ChatAnswer
 from serai.runtime.server.chat_request import read_chat
@@ -25,7 +21,7 @@ from serai.runtime.server.errors import ApiError
 from serai.runtime.server.metrics import StatusCollector
 from serai.runtime.server.options import ServerOptions, is_loopback
 from serai.runtime.server.requests import namespace_of, read_body
-from serai.runtime.server.service import Service
+from serai.runtime.server.service import Service, at_service
 from serai.runtime.server.streams import error_response, whole
 
 log = logging.getLogger(__name__)
@@ -42,22 +38,9 @@ FIGURE_PATHS = frozenset({"/serai/status", "/serai/model"})
 @asynccontextmanager
 async def serving(runtime: Runtime, options: ServerOptions) -> AsyncIterator[Starlette]:
     """The application over an open runtime; leaving ends what is at work and stores what is parked."""
-    # Before anybody can ask: it takes seconds for a large vocabulary, and the interpreter for part of them.
-    tokenizer = runtime.tokenizer
-    if tokenizer is None:
-        raise BadParameter("the model's folder has no tokenizer, so it can't be talked to; add its tokenizer files")
-    grammars = await anyio.to_thread.run_sync(lambda: Grammars(tokenizer))
-    async with anyio.create_task_group() as tasks:
-        service = Service(runtime, options, tasks, grammars)
+    async with at_service(runtime, options) as service:
         service.metrics.registry.register(StatusCollector(lambda: (runtime.status(), _gauges(service))))
-        await service.sessions.load()
-        tasks.start_soon(service.watch)
-        try:
-            yield make_app(service)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await service.close()
-            tasks.cancel_scope.cancel()
+        yield make_app(service)
 
 
 def _gauges(service: Service) -> dict[str, float]:

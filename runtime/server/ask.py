@@ -14,6 +14,7 @@ from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.server.errors import invalid
 from serai.runtime.server.fields import Fields, strings
 from serai.runtime.server.held import Choice, read_choice
+from serai.runtime.sessions.deadline import Deadline
 
 MAX_CHOICES = 32
 SEED_MASK = 2**64 - 1
@@ -56,7 +57,7 @@ class Ask:
     `previous` is the place to go on from; without one and if `matched`, the deepest known place that `messages` begin
     with is looked for. `params` are without `stop` and with the largest `max_tokens` when none was given
     (`max_tokens` is None then). `stops` end the content only, never the reasoning. `choice` says what is held of calls.
-    `store` says whether the reply can be gone on from after this process.
+    `store` says whether the reply can be gone on from after this process. All of it must be done by the `deadline`.
     """
 
     namespace: str
@@ -72,6 +73,16 @@ class Ask:
     store: bool = True
     choice: Choice = FREE
     label: str = ""
+    priority: int = 0
+    deadline: Deadline | None = None
+
+    @property
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """All that the conversation has declared, in its setting or in messages since."""
+        known = list(self.setting.tools)
+        for message in self.messages:
+            known += [tool for tool in message.tools if tool not in known]
+        return tuple(known)
 
 
 def read_params(fields: Fields, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:

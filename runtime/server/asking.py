@@ -21,7 +21,7 @@ from serai.runtime.server.held import compiled, held
 from serai.runtime.server.places import Ending, Place, Tokens
 from serai.runtime.server.sessions import Sessions
 from serai.runtime.server.writing import Writer
-from serai.runtime.sessions.contents import ENCODE_INLINE_CHARACTERS
+from serai.runtime.sessions.contents import ENCODE_INLINE_CHARACTERS, Appended
 from serai.runtime.sessions.conversation import CURSOR_KEY, REPLY_KEY, call_ids
 from serai.runtime.sessions.session import Session
 
@@ -102,7 +102,7 @@ class Asked:
                 namespace=self.ask.namespace,
                 position=position,
                 cursor=writer.parser.cursor(),
-                setting=self.ask.setting,
+                setting=replace(self.ask.setting, tools=self.ask.tools),
                 chain=chain_after(self._chain, message) if self._chain else "",
                 previous=self.ask.previous,
                 document=document,
@@ -142,6 +142,8 @@ class Asked:
                 special_ids=form.tokenizer.special_ids,
                 gates=gates,
                 grammar=self._grammar,
+                priority=self.ask.priority,
+                deadline=self.ask.deadline,
             )
         )
 
@@ -172,8 +174,7 @@ class Asking:
         place, done, chain = await self._place_for(ask)
         ask = ask if place is None else replace(ask, previous=place.id)
         messages = ask.messages[done:]
-        declared = [tool for message in ask.messages for tool in message.tools]
-        wanted = held(ask.choice, ask.notes, [*ask.setting.tools, *declared])
+        wanted = held(ask.choice, ask.notes, ask.tools)
         prompt = await self._render(ask, place, messages)
         start = 0 if place is None else place.position
         length = start + len(prompt.messages) + len(prompt.prompt)
@@ -191,12 +192,12 @@ class Asking:
             ids = np.concatenate([prompt.messages, prompt.prompt])
             if len(prompt.plain) and ask.notes != NO_NOTES:
                 after = {CURSOR_KEY: prompt.after_messages.to_json()}
-                reused += (await session.append(prompt.messages, metadata=after)).reused
+                reused += (await self._read(session, ask, prompt.messages, after)).reused
                 if session.position:
                     before = await sessions.branch(session, None)
                     stack.push_async_callback(sessions.end, before, erase=not ask.store)
                 ids = prompt.prompt
-            reused += (await session.append(ids, metadata=metadata)).reused
+            reused += (await self._read(session, ask, ids, metadata)).reused
             usage = Usage(prompt=length, cached=reused)
             asked = Asked(ask, sessions, chain, prompt, usage, place_id or new_id(), grammar)
             asked.add(session, before, gates, reply)
@@ -207,6 +208,10 @@ class Asking:
                 first = None if before is None else await sessions.branch(before, choice)
                 asked.add(one, first, gates, f"{reply}x{choice}x")
             yield asked
+
+    async def _read(self, session: Session, ask: Ask, ids: Tokens, metadata: Mapping[str, Any]) -> Appended:
+        left_s = None if ask.deadline is None else max(ask.deadline.left_s, 0.0)
+        return await session.append(ids, metadata=metadata, priority=ask.priority, deadline_s=left_s)
 
     async def _session(self, ask: Ask, place: Place | None) -> tuple[Session, int]:
         if place is None:

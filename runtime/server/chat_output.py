@@ -93,7 +93,7 @@ class ChatAnswer:
                     await self._emit_piece(index, piece, told, emit)
         await asked.keep(index)
         if emit is not None:
-            await emit(None, self._delta(index, {}, finish=None if writer.finish is None else writer.finish.value))
+            await emit(None, self._chunk([{"index": index, "delta": {}, "logprobs": None, **_finish(writer)}]))
 
     async def _emit_piece(self, index: int, piece: Piece, told: list[dict[str, Any]], emit: Emit) -> None:
         for event in piece.events:
@@ -123,10 +123,9 @@ class ChatAnswer:
         delta: Mapping[str, Any],
         *,
         logprobs: Sequence[Mapping[str, Any]] | None = None,
-        finish: str | None = None,
     ) -> dict[str, Any]:
         told = None if logprobs is None else {"content": list(logprobs), "refusal": None}
-        return self._chunk([{"index": index, "delta": delta, "logprobs": told, "finish_reason": finish}])
+        return self._chunk([{"index": index, "delta": delta, "logprobs": told, "finish_reason": None}])
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk: dict[str, Any] = {
@@ -154,8 +153,14 @@ class ChatAnswer:
             "index": index,
             "message": message,
             "logprobs": {"content": self._logprobs[index], "refusal": None} if self._asks_logprobs else None,
-            "finish_reason": None if writer.finish is None else writer.finish.value,
+            **_finish(writer),
         }
+
+
+def _finish(writer: Writer) -> dict[str, Any]:
+    """Why a choice ended. OpenAI has no word for a reply that time or memory cut short, so that is told beside it."""
+    finish = {"finish_reason": None if writer.finish is None else writer.finish.value}
+    return finish if writer.cut_by is None else {**finish, "serai:cut_by": writer.cut_by.value}
 
 
 def delta_of(event: Event) -> dict[str, Any] | None:

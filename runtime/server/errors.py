@@ -6,6 +6,7 @@ from typing import Any
 from serai.runtime.chat.errors import PromptInvalid
 from serai.runtime.errors import (
     BadParameter,
+    DeadlineMissed,
     EngineFailed,
     LogitsInvalid,
     ModelMismatch,
@@ -90,6 +91,9 @@ def api_error(error: Exception) -> ApiError:
             return invalid(None, str(error))
         case TooManyWaiting() | WaitedTooLong() | OutOfBudget():
             return busy(str(error))
+        case DeadlineMissed():
+            # The time was the client's own choice: its library must not spend it again, as it does for every 408.
+            return ApiError(408, str(error), "deadline_missed", headers={"x-should-retry": "false"})
         case SessionGone():
             return ApiError(404, str(error), "not_found")
         case SessionBusy() | NodeInUse() | ModelMismatch():

@@ -100,27 +100,19 @@ async def delete(service: Service, request: Request) -> Response:
     place_id, namespace = place_of(request.path_params["id"]), namespace_of(request)
     await _document(service, place_id, namespace)
     run = service.runs.get(place_id, namespace)
-    if run is not None and not run.ended.is_set():
-        await _cancel(run)
+    if run is not None:
+        await run.cancel()
     service.runs.remove(place_id)
     await service.sessions.forget(place_id)
     return JSONResponse({"id": PREFIX + place_id, "object": "response", "deleted": True})
-
-
-async def _cancel(run: Run) -> None:
-    run.cancelled = True
-    run.gate.open()
-    if run.work is not None:
-        run.work.scope.cancel()
-    await run.ended.wait()
 
 
 async def cancel(service: Service, request: Request) -> Response:
     """End a response where it is. What was said so far is a place like any other."""
     place_id, namespace = place_of(request.path_params["id"]), namespace_of(request)
     run = service.runs.get(place_id, namespace)
-    if run is not None and not run.ended.is_set():
-        await _cancel(run)
+    if run is not None:
+        await run.cancel()
     return JSONResponse(await _document(service, place_id, namespace))
 
 

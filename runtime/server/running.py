@@ -26,7 +26,7 @@ class _Server(uvicorn.Server):
 
 
 def listen(options: ServerOptions) -> socket.socket:
-    """A bound socket, so that a port in use is known before a model is loaded."""
+    """A socket that listens, so that a port in use is known before a model is loaded; who comes early waits."""
     if options.socket_path is not None:
         return _listen_unix(options.socket_path)
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
@@ -34,6 +34,7 @@ def listen(options: ServerOptions) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((options.host, options.port))
+        bound.listen()  # until then another server may bind it too, and one of the two would find out after loading
     except OSError as error:
         bound.close()
         raise BadParameter(f"can't listen on {options.host}:{options.port}: {error.strerror}; name another") from None

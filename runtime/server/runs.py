@@ -64,6 +64,19 @@ class Run:
                 for one in told:
                     await self.emit(one["type"], one)
 
+    async def cancel(self) -> None:
+        """End it where it is, if it has not ended, and wait until all it held is free."""
+        if not self.ended.is_set():
+            self.cancel_nowait()
+            await self.ended.wait()
+
+    def cancel_nowait(self) -> None:
+        """As `cancel`, without waiting."""
+        self.cancelled = True
+        self.gate.open()
+        if self.work is not None:
+            self.work.scope.cancel()
+
     def end(self) -> None:
         self.log.end()
         self.ended.set()
@@ -93,10 +106,8 @@ class Runs:
     def cancel_session(self, session_id: str) -> bool:
         """End the response that a session is writing; whether there was one."""
         for run in self._runs.values():
-            if run.session_id == session_id and not run.ended.is_set() and run.work is not None:
-                run.cancelled = True
-                run.gate.open()
-                run.work.scope.cancel()
+            if run.session_id == session_id and not run.ended.is_set():
+                run.cancel_nowait()
                 return True
         return False
 
@@ -159,9 +170,10 @@ class Runs:
                     await self._keep(run, asked, parked=run.cancelled)
                 await run.last_words(told)
             raise
-        status, incomplete = (
-            ("completed", None) if writer.finish is not Finish.LENGTH else ("incomplete", "max_output_tokens")
-        )
+        status, incomplete = "completed", None
+        if writer.finish is Finish.LENGTH:
+            status = "incomplete"
+            incomplete = "max_output_tokens" if writer.cut_by is None else f"serai:{writer.cut_by.value}"
         told = run.document.finish(status, asked.usage, completed_at=int(time.time()), incomplete=incomplete)
         await run.tell(told[:-1])
         await self._keep(run, asked, parked=True)

@@ -7,8 +7,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import anyio
+import anyio.to_thread
 from anyio.abc import TaskGroup
 
+from serai.runtime.errors import BadParameter
 from serai.runtime.runtime import Runtime
 from serai.runtime.sampling.grammar import Grammars
 from serai.runtime.server.asking import Asking
@@ -157,3 +159,23 @@ class Service:
         with anyio.move_on_after(self.options.shutdown_s + 1):
             await self.wait_idle()
         await self.sessions.close()
+
+
+@asynccontextmanager
+async def at_service(runtime: Runtime, options: ServerOptions) -> AsyncIterator[Service]:
+    """A service over an open runtime; leaving ends what is at work and stores what is parked."""
+    # Before anybody can ask: it takes seconds for a large vocabulary, and the interpreter for part of them.
+    tokenizer = runtime.tokenizer
+    if tokenizer is None:
+        raise BadParameter("the model's folder has no tokenizer, so it can't be talked to; add its tokenizer files")
+    grammars = await anyio.to_thread.run_sync(lambda: Grammars(tokenizer))
+    async with anyio.create_task_group() as tasks:
+        service = Service(runtime, options, tasks, grammars)
+        await service.sessions.load()
+        tasks.start_soon(service.watch)
+        try:
+            yield service
+        finally:
+            with anyio.CancelScope(shield=True):
+                await service.close()
+            tasks.cancel_scope.cancel()

@@ -1,10 +1,12 @@
 """One reply as it is written: tokens drawn, read by token id, stop strings found in the content."""
 
+import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import Enum
 
+import anyio
 import numpy as np
 
 from serai.runtime.chat import (
@@ -19,11 +21,12 @@ from serai.runtime.chat import (
     ToolCallEnd,
     collect,
 )
-from serai.runtime.errors import OutOfBudget
+from serai.runtime.errors import DeadlineMissed, OutOfBudget
 from serai.runtime.sampling.grammar import Grammar
 from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.server.gate import Gates
 from serai.runtime.server.places import Tokens
+from serai.runtime.sessions.deadline import Deadline
 from serai.runtime.sessions.generation import FinishReason, Token
 from serai.runtime.sessions.session import Session
 from serai.runtime.text.stops import StopMatcher
@@ -48,8 +51,8 @@ class Piece:
 class Writer:
     """Draws one reply. Iterate over `pieces()`; afterwards `reply`, `finish` and the counts are those of all of it.
 
-    A `grammar` holds the reply to what was asked for. `no_budget` says that the reply ended because memory ran out,
-    which a client sees as a length limit.
+    A `grammar` holds the reply to what was asked for. A reply that ends before it is done, because memory ran out or at
+    its `deadline`, is one cut short for a client; `cut_by` says by what, where that isn't the length it asked for.
     """
 
     def __init__(
@@ -63,11 +66,13 @@ class Writer:
         special_ids: frozenset[int],
         gates: Gates,
         grammar: Grammar | None = None,
+        priority: int = 0,
+        deadline: Deadline | None = None,
     ) -> None:
         self.session = session
         self.parser = parser
         self.finish: Finish | None = None
-        self.no_budget = False
+        self.cut_by: FinishReason | None = None
         self.output_tokens = 0
         self.reasoning_tokens = 0
         self._ids: list[int] = []
@@ -77,6 +82,8 @@ class Writer:
         self._special_ids = special_ids
         self._gates = gates
         self._grammar = grammar
+        self._priority = priority
+        self._deadline = deadline
         self._undecided: list[Token] = []  # tokens of text that no event has told yet
 
     @property
@@ -90,19 +97,32 @@ class Writer:
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The reply, piece by piece. Close it to end the reply early; what was drawn is kept."""
-        generation = self.session.generate(self._params, grammar=self._grammar)
+        left_s = None if self._deadline is None else max(self._deadline.left_s, 0.0)
+        generation = self.session.generate(
+            self._params, grammar=self._grammar, priority=self._priority, deadline_s=left_s
+        )
         async with aclosing(generation):
             while self.finish is None:
-                await self._gates.wait()
+                # A paused reply has its deadline too: the generation, asked again after it, says that it has passed.
+                with anyio.CancelScope(deadline=math.inf if self._deadline is None else self._deadline.at_s):
+                    await self._gates.wait()
                 try:
                     token = await anext(generation)
+                except StopAsyncIteration:
+                    if self._deadline is not None and not self._ids:
+                        raise DeadlineMissed(what="the reply", left_s=self._deadline.allowed_s) from None
+                    yield self._cut(generation.finish_reason)
+                    return
                 except OutOfBudget:
                     if not self._ids:
                         raise
-                    self.no_budget = True
-                    yield self._end(Finish.LENGTH)
+                    yield self._cut(generation.finish_reason)
                     return
                 yield self._take(token)
+
+    def _cut(self, reason: FinishReason | None) -> Piece:
+        self.cut_by = reason
+        return self._end(Finish.LENGTH)
 
     def _take(self, token: Token) -> Piece:
         self._ids.append(token.id)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
+from serai.checkpoints.disk import Disk
 from serai.checkpoints.snapshot import Fingerprint
 from serai.checkpoints.store import Store
 from serai.runtime.engine import Engine
@@ -48,9 +49,10 @@ async def fake_runtime(
     fingerprint: Fingerprint = FINGERPRINT,
     policy: Policy = ONLY_SESSIONS,
     quotas: Mapping[str, Quota] | None = None,
+    disk: Disk | None = None,
 ) -> AsyncIterator[Runtime]:
     """A runtime whose sessions are checked to leave nothing behind when the block ends."""
-    kept = None if store is None else await anyio.to_thread.run_sync(Store.open, str(store))
+    kept = None if store is None else await anyio.to_thread.run_sync(lambda: Store.open(str(store), disk=disk))
     thread = EngineThread()
     pool = StatePool(LAYOUT, limit_bytes=limit_bytes, poison=True)
     services = assemble(

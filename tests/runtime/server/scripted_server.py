@@ -27,15 +27,16 @@ def reply(prompt: str) -> str:
     thought = "" if prompt.endswith("response<|sep|>") else "let me see</think><response>"
     schema = re.search(r"following schema:\n```json\n(.*?)\n```", prompt[asked:], re.DOTALL)
     tools = re.search(r"# Tools\n.*?```json\n(\[.*?\])\n```", prompt, re.DOTALL)
-    if 'message role="tool"' in prompt[asked:]:
-        return f"{thought}The tool says it is sunny.</response></message>!"
-    if schema is not None:
-        return f"{thought}{json.dumps(smallest(json.loads(schema[1])))}</response></message>!"
-    if tools is not None and "tool_choice=none" not in prompt[asked:]:
+    answered = 'message role="tool"' in prompt[asked:]
+    if tools is not None and not answered and "tool_choice=none" not in prompt[asked:]:
         function = json.loads(tools[1])[0]["function"]
         arguments = "".join(_argument(key, value) for key, value in smallest(function.get("parameters", {})).items())
         call = f'<call tool="{function["name"]}" index="1">{arguments}</call>'
         return f"{thought}</response><tools>{call}</tools></message>!"
+    if schema is not None:
+        return f"{thought}{json.dumps(smallest(json.loads(schema[1])))}</response></message>!"
+    if answered:
+        return f"{thought}The tool says it is sunny.</response></message>!"
     return f"{thought}I have read {prompt.count(USER)} messages.</response></message>!"
 
 

@@ -41,3 +41,12 @@ def test_a_port_has_an_address_that_clients_take() -> None:
     options = ServerOptions(port=0)
     with listen(options) as bound:
         assert address_of(options, bound) == f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
+
+
+def test_a_port_is_taken_before_the_model_is_loaded() -> None:
+    with listen(ServerOptions(port=0)) as bound:
+        port = bound.getsockname()[1]
+        with pytest.raises(BadParameter, match=f"can't listen on 127.0.0.1:{port}"):
+            listen(ServerOptions(port=port))
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            pass
