@@ -155,6 +155,12 @@ class Index:
         row = self._one("SELECT hash, raw_bytes, file_bytes, base, damaged FROM parts WHERE hash = ?", (name,))
         return None if row is None else _part(row)
 
+    def part_is_of(self, name: str, namespace: str) -> bool:
+        """Whether a snapshot of the namespace uses a part."""
+        query = """SELECT 1 FROM parts p JOIN uses u ON u.part = p.number JOIN snapshots s ON s.number = u.snapshot
+                   JOIN nodes n ON n.id = s.node WHERE p.hash = ? AND n.namespace = ? LIMIT 1"""
+        return self._one(query, (name, namespace)) is not None
+
     def parts(self) -> list[PartRow]:
         rows = self._rows("SELECT hash, raw_bytes, file_bytes, base, damaged FROM parts ORDER BY hash")
         return [_part(row) for row in rows]

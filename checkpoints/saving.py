@@ -154,15 +154,18 @@ class Shelf:
         packing: Packing,
         pin: Callable[[str], None],
         bases: Sequence[str] = (),
+        *,
+        namespace: str,
     ) -> list[SavedPart]:
         """Have every part of a snapshot on disk, durably, in the order of `Manifest.parts`.
 
-        If that fails, none of those it wrote is left.
+        If that fails, none of those it wrote is left. What only other namespaces have is written once more: what a save
+        writes, and how long it takes, must not tell one tenant what another has read.
         """
         mine: list[str] = []
 
         def put_one(slot: Slot) -> SavedPart:
-            return self._put(slot, packing, pin, mine)
+            return self._put(slot, packing, pin, mine, namespace)
 
         try:
             saved: list[SavedPart] = []
@@ -185,15 +188,17 @@ class Shelf:
                 self.pins.forget(name)
             self.files.take_back(alone)
 
-    def _put(self, slot: Slot, packing: Packing, pin: Callable[[str], None], mine: list[str]) -> SavedPart:
+    def _put(
+        self, slot: Slot, packing: Packing, pin: Callable[[str], None], mine: list[str], namespace: str
+    ) -> SavedPart:
         known = self._known(slot)
-        found = None if known is None else self.found(known, pin)
+        found = None if known is None else self.found(known, pin, namespace)
         if found is not None:
             return found
         content = content_of(slot.specs, (*to_stored(slot.values, slot.stored_as), *slot.exact))
         self._learn(slot, content.hash)
         with self.stripe(content.hash):
-            found = self.found(content.hash, pin)
+            found = self.found(content.hash, pin, namespace)
             if found is not None:
                 return found
             mine.append(content.hash)
@@ -240,12 +245,16 @@ class Shelf:
         """Held by whoever writes a part, so that its file is never written as deltas to two bases."""
         return self.stripes[int(name[:2], 16)]
 
-    def found(self, name: str, pin: Callable[[str], None]) -> SavedPart | None:
-        """The sound part `name`, if the store or another running save has it, pinned together with its base."""
+    def found(self, name: str, pin: Callable[[str], None], namespace: str | None = None) -> SavedPart | None:
+        """The sound part `name`, if the store or another running save has it, pinned together with its base.
+
+        With `namespace`, one that the store has counts only if that has it.
+        """
         with self.index.lock:
             pin(name)
             row = self.index.part(name)
-            if row is None or row.damaged:
+            others = row is not None and namespace is not None and not self.index.part_is_of(name, namespace)
+            if row is None or row.damaged or others:
                 written = self.pins.written.get(name)
                 if written is not None and written.base is not None:
                     pin(written.base.hash)

@@ -99,7 +99,7 @@ class Store(Tree):
                 row = self._row(node_id)
                 _check_fits(row, snapshot, storage)
                 bases = self._bases(row, snapshot, storage) if packing is Packing.SMALL else ()
-                saved = self._shelf.put(snapshot, storage, packing, pin, bases)
+                saved = self._shelf.put(snapshot, storage, packing, pin, bases, namespace=row.namespace)
                 hashes = tuple(part.row.hash for part in saved)
                 new = {part.row.hash: part.row.file_bytes for part in saved if part.is_new}
                 try:

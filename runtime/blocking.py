@@ -145,19 +145,26 @@ class Session(_Closing):
         generation = self._portal.call(self.asynchronous.generate, params)
         return Stream(self._portal, generation, generation.collect)
 
-    def fork(self, *, turn: int | None = None, position: int | None = None, label: str | None = None) -> "Session":
-        fork = partial(self.asynchronous.fork, turn=turn, position=position, label=label)
+    def fork(
+        self,
+        *,
+        turn: int | None = None,
+        position: int | None = None,
+        node: str | None = None,
+        label: str | None = None,
+    ) -> "Session":
+        fork = partial(self.asynchronous.fork, turn=turn, position=position, node=node, label=label)
         return Session(self._portal, self._portal.call(fork))
 
     def fork_many(self, count: int) -> "list[Session]":
         forks = self._portal.call(self.asynchronous.fork_many, count)
         return [Session(self._portal, fork) for fork in forks]
 
-    def replay_tokens(self, *, turn: int | None = None, position: int | None = None) -> int:
-        return self._portal.call(partial(self.asynchronous.replay_tokens, turn=turn, position=position))
+    def replay_tokens(self, *, turn: int | None = None, position: int | None = None, node: str | None = None) -> int:
+        return self._portal.call(partial(self.asynchronous.replay_tokens, turn=turn, position=position, node=node))
 
-    def rewind(self, *, turn: int | None = None, position: int | None = None) -> None:
-        self._portal.call(partial(self.asynchronous.rewind, turn=turn, position=position))
+    def rewind(self, *, turn: int | None = None, position: int | None = None, node: str | None = None) -> None:
+        self._portal.call(partial(self.asynchronous.rewind, turn=turn, position=position, node=node))
 
     def edit(self, turn: int, content: Content) -> Appended:
         return self._portal.call(partial(self.asynchronous.edit, turn, content))

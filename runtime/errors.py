@@ -222,6 +222,17 @@ class PositionUnavailable(SeraiError):
         super().__init__(f"{what} {asked} does not exist; this session has {what}s 0 to {last}")
 
 
+class NodeElsewhere(PositionUnavailable):
+    """A node was named that is not on the session's way to here."""
+
+    def __init__(self, *, node_id: str, session_id: str) -> None:
+        SeraiError.__init__(
+            self,
+            f"node {node_id} is not on the way of session {session_id}; `Runtime.resume` branches off from any node "
+            "of the store",
+        )
+
+
 class LogitsInvalid(SeraiError):
     """The model gave logits that no token can be drawn from (NaN); the session ends at the last good token."""
 

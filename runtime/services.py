@@ -1,5 +1,6 @@
 """What every session of one runtime shares."""
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -22,9 +23,14 @@ from serai.runtime.sessions.prefixes import Prefixes
 from serai.runtime.sessions.returning import Returning
 from serai.runtime.sessions.saver import Saver
 from serai.runtime.sessions.store_size import StoreSize
-from serai.runtime.state import State, StatePool
+from serai.runtime.state import State, StatePool, session_bytes
 from serai.runtime.step import StepEngine
 from serai.runtime.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+LEAST_STATES_FOR_REUSE = 6
+"""A running session has up to three fixed states; as many again are the fewest worth keeping for others."""
 
 if TYPE_CHECKING:
     from serai.runtime.sessions.generation import Generation
@@ -109,10 +115,24 @@ class Services:
             tasks.start_soon(self.store_size.run)
 
     async def recall(self) -> None:
-        """Learn which prefixes the store has snapshots of."""
+        """Learn which prefixes the store has snapshots of; warn if there is no room to keep any in memory."""
         if self.policy.reuse:
+            self._warn_of_little_room()
             for prefix in await self.journal.known_prefixes():
                 self.prefixes.stored(prefix.namespace, prefix.digest, prefix.position, prefix.node_id)
+
+    def _warn_of_little_room(self) -> None:
+        """Reuse that silently never came about would look like slowness."""
+        tokens = min(self.policy.snapshot_every, self.max_positions)
+        limit, most = self.pool.limit_bytes, session_bytes(self.pool.layout, tokens)
+        if limit is not None and limit < LEAST_STATES_FOR_REUSE * most:
+            log.warning(
+                "hardly anything can be reused: a state of %d tokens takes %d bytes and there is room for %d bytes of "
+                "them, sessions included; raise the budget, or keep states closer (Policy.snapshot_every)",
+                tokens,
+                most,
+                limit,
+            )
 
 
 def assemble(

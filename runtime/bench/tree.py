@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.kernels import compile as kernels
+from serai.runtime.bench.guessing import measure_guessing
 from serai.runtime.bench.report import BenchFailed, Claim, Report
 from serai.runtime.bench.small_model import small_model
 from serai.runtime.opening import open_runtime
 from serai.runtime.runtime import Runtime
-from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.services import Policy
 
 SEED = 7
@@ -47,7 +47,7 @@ FULL = Scale(
     fork_position=64_000,
     fork_policy=Policy(),
     answer_tokens=256,
-    rounds=5,
+    rounds=11,
 )
 QUICK = Scale(
     prefix_tokens=500,
@@ -55,7 +55,7 @@ QUICK = Scale(
     fork_position=2_000,
     fork_policy=Policy(snapshot_every=625),
     answer_tokens=128,
-    rounds=3,
+    rounds=5,
 )
 
 
@@ -70,9 +70,8 @@ async def _measure(folder: Path, scale: Scale, tell: Callable[[str], None]) -> R
     kernels.warm(lambda step: None)
     shared = await _shared_prefix(model, name, folder, scale, tell)
     fork, row = await _fork_far_back(model, name, scale, tell)
-    copying = await _guessing(model, name, scale, tell, copying=True)
-    other = await _guessing(model, name, scale, tell, copying=False)
-    return Report("tree", (*shared, *fork, copying[0], other[0]), (row, copying[1], other[1]))
+    guessed, rows = await measure_guessing(model, name, tokens=scale.answer_tokens, rounds=scale.rounds, tell=tell)
+    return Report("tree", (*shared, *fork, *guessed), (row, *rows))
 
 
 def _vocab(rt: Runtime) -> int:
@@ -95,7 +94,7 @@ async def _shared_prefix(
             tell(f"{SESSIONS} sessions with a shared beginning, {'after a restart' if life else 'all at once'}")
             async with open_runtime(model, store=store) as rt:
                 prefix = _ids(_vocab(rt), scale.prefix_tokens, SEED)
-                tails = [_ids(_vocab(rt), TAIL_TOKENS, SEED + 1 + life * SESSIONS + one) for one in range(SESSIONS)]
+                tails = [_ids(_vocab(rt), TAIL_TOKENS, SEED + 1 + one) for one in range(SESSIONS)]
                 bits: dict[int, bytes] = {}
                 prefilled: list[int] = []
 
@@ -103,7 +102,9 @@ async def _shared_prefix(
                     async with await rt.session() as session:
                         used = await session.append(prefix)
                         prefilled.append(used.prefilled)  # noqa: B023  # the tasks end within this turn of the loop
-                        await session.append(tail)
+                        used = await session.append(tail)
+                        if used.reused:
+                            raise BenchFailed("a tail was known already, so nothing is said of what was computed after")
                         bits[number] = (await session.logits()).tobytes()
 
                 async with anyio.create_task_group() as tasks:
@@ -114,15 +115,15 @@ async def _shared_prefix(
                     raise BenchFailed(f"the engine read {counted} tokens of beginnings; sessions say {sum(prefilled)}")
                 computed += counted
                 await rt.settle()
-            found += [bits[number] for number in range(SESSIONS)]
-            async with open_runtime(model, policy=Policy(reuse=False)) as rt:
-                for number, tail in enumerate(tails):
-                    tell(f"cold: {number + 1} of {SESSIONS}")
-                    async with await rt.session() as session:
-                        await session.append(np.concatenate([prefix, tail]))
-                        cold.append((await session.logits()).tobytes())
+            found.append([bits[number] for number in range(SESSIONS)])
+    async with open_runtime(model, policy=Policy(reuse=False)) as rt:
+        for number, tail in enumerate(tails):
+            tell(f"cold: {number + 1} of {SESSIONS}")
+            async with await rt.session() as session:
+                await session.append(np.concatenate([prefix, tail]))
+                cold.append((await session.logits()).tobytes())
     prefills = computed / scale.prefix_tokens
-    equal = sum(one == other for one, other in zip(found, cold, strict=True)) / len(cold)
+    equal = statistics.fmean(one == other for life in found for one, other in zip(life, cold, strict=True))
     how = (
         f"{name}, fast precision, {SESSIONS} sessions at once with a beginning of {scale.prefix_tokens:,} tokens as an "
         "append of its own, and as many again after a restart"
@@ -175,52 +176,3 @@ async def _fork_far_back(
         Claim.measured("fork_at_64k_ms", 1e3 * fork_s, "ms", f"{at}: {how}"),
         Claim("fork_at_vs_prefill", ratio, "times faster", ">= 5", ratio >= 5.0, f"{at} against a cold read: {how}"),
     ), row
-
-
-async def _guessing(
-    model: Path, name: str, scale: Scale, tell: Callable[[str], None], *, copying: bool
-) -> tuple[Claim, dict[str, object]]:
-    """Tokens a second with guessing over those without it: the same tokens, by turns, so that both see one machine."""
-    what = "copied" if copying else "new"
-    limit = 1.5 if copying else 0.98
-    rates: dict[bool, list[float]] = {True: [], False: []}
-    said: set[tuple[int, ...]] = set()
-    for round_ in range(scale.rounds):
-        for guess in (True, False):
-            tell(f"round {round_ + 1} of {scale.rounds}: {what} text {'with' if guess else 'without'} guessing")
-            async with open_runtime(model, policy=Policy(reuse=False, guess=guess)) as rt:
-                tokens, seconds = await _answer(rt, scale.answer_tokens, copying=copying)
-            said.add(tokens)
-            rates[guess].append(scale.answer_tokens / seconds)
-    if len(said) != 1:
-        raise BenchFailed(f"guessing changed what was said: {len(said)} different answers")
-    gain = statistics.median(rates[True]) / statistics.median(rates[False])
-    claim = "speculation_gain_copying" if copying else "speculation_gain_other"
-    detail = (
-        f"{name}, fast precision, {scale.answer_tokens} tokens of {what} text, one session; median of {scale.rounds} "
-        f"rounds, {statistics.median(rates[False]):.0f} tokens/s without guessing; the tokens are the same"
-    )
-    row: dict[str, object] = {"part": f"guessing, {what} text", "with": rates[True], "without": rates[False]}
-    return Claim(claim, gain, "times", f">= {limit:g}", gain >= limit, detail), row
-
-
-async def _answer(rt: Runtime, count: int, *, copying: bool) -> tuple[tuple[int, ...], float]:
-    """Generate so many tokens after a prompt; the tokens and the seconds.
-
-    What a small model copies by itself depends on its training, while an agent that quotes a file does so reliably. So
-    a copy is forced: the prompt repeats four tokens, and greedy choice among those four soon repeats itself.
-    """
-    vocab = _vocab(rt)
-    few = _ids(vocab, 4, SEED).tolist()
-    if copying:
-        prompt = np.array(few * 32, dtype=np.int32)
-        params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, logit_bias=dict.fromkeys(few, 100.0))
-    else:
-        prompt = _ids(vocab, 128, SEED)
-        params = SamplingParams(temperature=1.0, seed=SEED, max_tokens=count, ignore_eos=True)
-    async with await rt.session() as session:
-        await session.append(prompt)
-        await session.generate(SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)).collect()  # warm
-        began_s = time.perf_counter()
-        done = await session.generate(params).collect()
-        return done.tokens, time.perf_counter() - began_s

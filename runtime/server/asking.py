@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from typing import Any
 from uuid import uuid4
 
@@ -22,7 +23,7 @@ from serai.runtime.server.places import Ending, Place, Tokens
 from serai.runtime.server.sessions import Sessions
 from serai.runtime.server.writing import Writer
 from serai.runtime.sessions.contents import ENCODE_INLINE_CHARACTERS, Appended
-from serai.runtime.sessions.conversation import CURSOR_KEY, REPLY_KEY, call_ids
+from serai.runtime.sessions.conversation import CURSOR_KEY, LEAST_SHARED_TOKENS, REPLY_KEY, call_ids
 from serai.runtime.sessions.session import Session
 
 log = logging.getLogger(__name__)
@@ -40,9 +41,15 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """What is to be read: the messages, then the beginning of the reply with and without the request's notes."""
+    """What is to be read: the messages, then the beginning of the reply with and without the request's notes.
+
+    The first `shared` tokens are tools and system messages, which other conversations have too; `opened` is where they
+    end.
+    """
 
     messages: Tokens
+    shared: int
+    opened: Cursor
     prompt: Tokens
     plain: Tokens
     after_messages: Cursor
@@ -189,10 +196,15 @@ class Asking:
             reply = uuid4().hex
             metadata = {CURSOR_KEY: prompt.prompted.to_json(), REPLY_KEY: reply}
             before = None
-            ids = np.concatenate([prompt.messages, prompt.prompt])
+            messages_left = prompt.messages
+            if prompt.shared >= LEAST_SHARED_TOKENS:
+                opened = {CURSOR_KEY: prompt.opened.to_json()}
+                reused += (await self._read(session, ask, prompt.messages[: prompt.shared], opened)).reused
+                messages_left = prompt.messages[prompt.shared :]
+            ids = np.concatenate([messages_left, prompt.prompt])
             if len(prompt.plain) and ask.notes != NO_NOTES:
                 after = {CURSOR_KEY: prompt.after_messages.to_json()}
-                reused += (await self._read(session, ask, prompt.messages, after)).reused
+                reused += (await self._read(session, ask, messages_left, after)).reused
                 if session.position:
                     before = await sessions.branch(session, None)
                     stack.push_async_callback(sessions.end, before, erase=not ask.store)
@@ -245,14 +257,19 @@ class Asking:
         def work() -> _Prompt:
             markup = form.markup
             opening: tuple[Segment, ...] = ()
+            system: Sequence[Message] = ()
             if place is None:
+                system = tuple(takewhile(lambda message: message.role == "system", messages))
                 setting = ask.setting
                 options = markup.options(tools=setting.tools, thinking=setting.thinking, thinking_effort=setting.effort)
                 begun = markup.begin(options)
                 opening, cursor = begun.segments, begun.cursor
             else:
                 cursor = place.cursor
+            opened = markup.append(cursor, system)
             body = markup.append(cursor, messages)
+            # Each segment is encoded on its own, so as many segments alike are as many tokens alike.
+            alike = place is None and body.segments[: len(opened.segments)] == opened.segments
             thinking = ask.setting.thinking
             noted = markup.prompt(body.cursor, ask.notes, thinking=thinking)
             plain = noted if ask.notes == NO_NOTES else markup.prompt(body.cursor, thinking=thinking)
@@ -260,7 +277,8 @@ class Asking:
                 np.array(form.encode(part), np.int32)
                 for part in (opening + body.segments, noted.segments, plain.segments)
             )
-            return _Prompt(written, prompt, without, body.cursor, noted.cursor)
+            shared = len(form.encode(opening + opened.segments)) if alike else 0
+            return _Prompt(written, shared, opened.cursor, prompt, without, body.cursor, noted.cursor)
 
         size = sum(len(message.text) for message in messages) + 500 * len(ask.setting.tools)
         return work() if size <= ENCODE_INLINE_CHARACTERS else await anyio.to_thread.run_sync(work)

@@ -36,6 +36,11 @@ CURSOR_KEY = "chat"
 """Under this key an append's node keeps where the conversation stood after it; what a reply adds is parsed again."""
 
 
+LEAST_SHARED_TOKENS = 32
+"""A system prompt and tool list of so many tokens is an append of its own, so that whoever has the same ones starts
+from its end. Fewer are read again sooner than written down."""
+
+
 REPLY_KEY = "reply"
 """Under this key it keeps what the reply's tool call ids are made from, so that they are the same after a resume."""
 
@@ -59,7 +64,7 @@ class Chat:
     def begin(
         cls, session: Session, chat_format: ChatFormat, options: PromptOptions, messages: Sequence[Message]
     ) -> "Chat":
-        """A conversation over an empty session; its opening is read together with the first message sent."""
+        """A conversation over an empty session; its opening is read before the first message that is sent."""
         begun = chat_format.markup.begin(options)
         written = chat_format.markup.append(begun.cursor, messages)
         chat = cls(session, chat_format, written.cursor)
@@ -105,17 +110,18 @@ class Chat:
             messages = read_messages(message)
         written = self._format.markup.append(self._cursor, messages)
         prompt = self._format.markup.prompt(written.cursor, notes, thinking=thinking)
-        segments = self._opening + written.segments + prompt.segments
+        segments = written.segments + prompt.segments
         self._stream = ReplyStream(self, segments, prompt.cursor, params or SamplingParams())
         return self._stream
 
     async def fork(self, *, label: str | None = None) -> "Chat":
         """A second conversation from here on. A reply under way is not part of it beyond what was handed out."""
-        child = Chat(await self.session.fork(label=label), self._format, self._cursor)
+        session = await self.session.fork(label=label)
+        stream = self._stream if self._stream is not None and not self._stream.ended else None
+        if stream is not None and not stream.begun and CURSOR_KEY in session.append_metadata:
+            return Chat.over(session, self._format)  # it has the messages, or the opening, or neither
+        child = Chat(session, self._format, self._cursor if stream is None else stream.cursor())
         child._opening = self._opening
-        if self._stream is not None and not self._stream.ended:
-            child._cursor = self._stream.cursor()
-            child._opening = () if self._stream.begun else child._opening
         return child
 
     async def fork_many(self, count: int) -> list["Chat"]:
@@ -204,12 +210,13 @@ class ReplyStream:
         """Read the messages if that is still to be done, else take the next token."""
         chat = self._chat
         if self._parser is None or self._generation is None:
-            if sum(len(segment.text) for segment in self._segments) <= ENCODE_INLINE_CHARACTERS:
-                ids = chat._format.encode(self._segments)
-            else:
-                ids = await anyio.to_thread.run_sync(chat._format.encode, self._segments)
+            opening, ids = await self._encoded(chat._opening), await self._encoded(self._segments)
+            if len(opening) >= LEAST_SHARED_TOKENS:
+                await chat.session.append(opening, metadata={CURSOR_KEY: chat._cursor.to_json()})
+                chat._opening, opening = (), []
             reply = uuid4().hex
-            await chat.session.append(ids, metadata={CURSOR_KEY: self._prompted.to_json(), REPLY_KEY: reply})
+            metadata = {CURSOR_KEY: self._prompted.to_json(), REPLY_KEY: reply}
+            await chat.session.append(opening + ids, metadata=metadata)
             chat._opening = ()
             self._parser = chat._format.parser(self._prompted, call_ids(reply))
             self._generation = chat.session.generate(self._params)
@@ -218,6 +225,11 @@ class ReplyStream:
         self._events.extend(self._parser.push(token.id))
         if token.finish_reason is not None:
             self._end()
+
+    async def _encoded(self, segments: Sequence[Segment]) -> list[int]:
+        if sum(len(segment.text) for segment in segments) <= ENCODE_INLINE_CHARACTERS:
+            return self._chat._format.encode(segments)
+        return await anyio.to_thread.run_sync(self._chat._format.encode, segments)
 
     def _end(self) -> None:
         if self._parser is not None and not any(isinstance(event, ReplyEnd) for event in self._events):

@@ -1,7 +1,7 @@
 """One generation: an asynchronous iterator of the tokens a session draws and reads back."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -67,6 +67,15 @@ class Completion:
     finish_reason: FinishReason | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Try:
+    """Guesses of which only the first few were right, and how long the step took that found out."""
+
+    guesses: int
+    right: int
+    seconds: float
+
+
 class Generation:
     """Iterate over it for tokens. It holds its session from the first token asked for until the end or `aclose`.
 
@@ -107,6 +116,8 @@ class Generation:
         self._drawn: tuple[Sampled, ...] = ()  # drawn, and not looked at
         self._batch: deque[Token] = deque()  # read back in one step, and handed out one by one
         self._after: State | None = None  # the state after the whole batch
+        self._guesser: Guesser | None = None
+        self._try: _Try | None = None  # one that was wrong somewhere; the next step reads back what is known since
         self.finish_reason: FinishReason | None = None
 
     @property
@@ -176,8 +187,9 @@ class Generation:
         self._counts = TokenCounts(self._services.vocab_size, ids, generation_start=start)
         self._text = TextStream(self._services.tokenizer, self._params.stop)
         self._text.replay(ids[start:].tolist())
-        # With stop strings a guess could run past the end of the text before anybody looks at it.
-        self._guesser = Guesser(ids) if self._services.policy.guess and not self._params.stop else None
+        if self._services.policy.guess:
+            self._guesser = Guesser(ids, session.said_elsewhere(ids))
+            session.worth.begin()
         record = self._params.to_record()
         if self._grammar is not None:
             self._written = self._grammar.start.after(*ids[start:].tolist())
@@ -241,11 +253,12 @@ class Generation:
                 self._draw_at(last.position + 1, self._written),
                 *(self._draw_at(last.position + 2 + index) for index in range(len(guesses))),
             )
+        before, began_s = await session.hot(), self._services.now_s()
         state, drawn = await driver.advance(
-            session.workflow, await session.hot(), np.array(ids, np.int32), draws, weight=self._weight
+            session.workflow, before, np.array(ids, np.int32), draws, weight=self._weight
         )
-        if guesses and not certain and self._guesser is not None:
-            self._guesser.was_right(len(drawn) - 1)
+        if self._guesser is not None and not certain:
+            self._measure(len(known), len(guesses), len(drawn) - 1, self._services.now_s() - began_s)
         if len(drawn) == len(draws):
             self._look_at(drawn[:-1])  # the right guesses were read back as well
             self._batch, self._known = self._known, deque()
@@ -260,9 +273,33 @@ class Generation:
         room = self._services.driver.limits.step_rows - 1  # a wrong guess makes one token more known than were guessed
         left = min(self._params.max_tokens - self._count, self._services.max_positions - position, room) - 1
         forced = () if self._written is None else self._written.forced[: max(left - 1, 0)]
-        guesses = list(forced) or guesser.guess(left - 1)
-        stops = [index for index, token in enumerate(guesses) if token in self._stop_ids]
-        return guesses[: stops[0]] if stops else guesses, bool(forced)
+        if forced:
+            return self._before_the_end(forced), True
+        worth = self._session.worth
+        return self._before_the_end(guesser.guess(min(left - 1, worth.guesses), pattern=worth.pattern)), False
+
+    def _before_the_end(self, guesses: Sequence[int]) -> list[int]:
+        """Those before the first one that would end the generation: nothing may be read after that."""
+        text = self._text.twin() if self._params.stop else None
+        for index, token in enumerate(guesses):
+            if text is not None:
+                text.push(token)
+            if token in self._stop_ids or (text is not None and text.stopped):
+                return list(guesses[:index])
+        return list(guesses)
+
+    def _measure(self, known: int, guesses: int, right: int, seconds: float) -> None:
+        """Tell what a step was worth that read `known` tokens back and perhaps guesses after them."""
+        worth, tried = self._session.worth, self._try
+        if tried is not None:
+            self._try = None
+            worth.tried(tried.guesses, tried.right, known, tried.seconds + seconds, first_s=tried.seconds)
+        elif guesses and right == guesses:
+            worth.tried(guesses, right, known + guesses, seconds, first_s=seconds)
+        elif guesses:
+            self._try = _Try(guesses, right, seconds)
+        elif known == 1:
+            worth.plain(seconds)
 
     def _look_at(self, drawn: tuple[Sampled, ...]) -> None:
         """Make the drawn tokens known: what will be handed out for each, and whether the generation ends with it."""

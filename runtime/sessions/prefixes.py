@@ -4,7 +4,8 @@ An entry is a state in memory, or a snapshot in the store under a node, or both.
 alone (DESIGN §6), so whoever has the same ids may start from it, whichever session computed it. The key is a digest of
 all ids up to the position, compared whole: a state whose position or history differs can't be found.
 
-Namespaces never see each other's entries: neither by what is found nor by how long it takes.
+Namespaces never see each other's entries: neither by what is found nor by how long it takes. Each has tables of its
+own; a lookup, or a wait for somebody who is computing the same, touches no other's.
 """
 
 from bisect import bisect_right, insort
@@ -33,28 +34,41 @@ class Kept:
     owners: set[str] = field(default_factory=set)
 
 
+@dataclass(slots=True)
+class _Tenant:
+    """What is known within one namespace, by position and digest; `counts` are the entries at each position."""
+
+    entries: dict[tuple[int, bytes], Kept] = field(default_factory=dict)
+    positions: list[int] = field(default_factory=list)
+    counts: dict[int, int] = field(default_factory=dict)
+    computing: dict[tuple[int, bytes], anyio.Event] = field(default_factory=dict)
+
+
 class Prefixes:
     """All kept states of one runtime. `now_s` is the clock that ages them."""
 
     def __init__(self, pool: StatePool, now_s: Callable[[], float] = anyio.current_time) -> None:
         self._pool = pool
         self._now_s = now_s
-        self._entries: dict[tuple[str, int, bytes], Kept] = {}
-        self._positions: dict[str, list[int]] = {}
-        self._counts: dict[tuple[str, int], int] = {}
-        self._computing: dict[tuple[str, int, bytes], anyio.Event] = {}
+        self._tenants: dict[str, _Tenant] = {}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(len(tenant.entries) for tenant in self._tenants.values())
+
+    def _all(self) -> Iterator[Kept]:
+        return (entry for tenant in self._tenants.values() for entry in tenant.entries.values())
+
+    def _tenant(self, namespace: str) -> _Tenant:
+        return self._tenants.setdefault(namespace, _Tenant())
 
     @property
     def kept_bytes(self) -> int:
         """Bytes that only kept states hold."""
-        return sum(self._pool.held_bytes(one.state)[0] for one in self._entries.values())
+        return sum(self._pool.held_bytes(one.state)[0] for one in self._all())
 
     def states(self) -> Iterator[State]:
         """Every state that is kept in memory."""
-        return (one.state for one in self._entries.values() if one.state is not None)
+        return (one.state for one in self._all() if one.state is not None)
 
     def keep(self, namespace: str, digest: bytes, state: State, *, owner: str = "") -> Kept:
         """Keep a state in memory; the caller's reference stays the caller's."""
@@ -77,8 +91,11 @@ class Prefixes:
     def deepest(self, namespace: str, ids: NDArray[np.int32], *, above: int, at_most: int | None = None) -> Kept | None:
         """The longest known prefix of `ids` with a position over `above` (and up to `at_most`), or None."""
         found: Kept | None = None
-        for position, digest in self._digests(namespace, ids, above, len(ids) if at_most is None else at_most):
-            entry = self._entries.get((namespace, position, digest))
+        tenant = self._tenant(namespace)
+        known = tenant.positions
+        end = len(ids) if at_most is None else at_most
+        for position, digest in _digests_at(ids, known[bisect_right(known, above) : bisect_right(known, end)]):
+            entry = tenant.entries.get((position, digest))
             if entry is not None and (entry.state is not None or entry.node_id is not None):
                 found = entry
         if found is not None:
@@ -87,21 +104,21 @@ class Prefixes:
 
     def being_computed(self, namespace: str, ids: NDArray[np.int32], *, above: int) -> anyio.Event | None:
         """Set when somebody who is computing a prefix of `ids` beyond `above` has ended, the longest one first."""
-        positions = sorted({key[1] for key in self._computing if key[0] == namespace and above < key[1] <= len(ids)})
+        computing = self._tenant(namespace).computing
         found = None
-        for position, digest in _digests_at(ids, positions):
-            found = self._computing.get((namespace, position, digest), found)
+        for key in _digests_at(ids, sorted({position for position, _ in computing if above < position <= len(ids)})):
+            found = computing.get(key, found)
         return found
 
     def begin(self, namespace: str, position: int, digest: bytes) -> Callable[[], None]:
         """Say that this prefix is being computed, until the function given back is called."""
-        key, ended = (namespace, position, digest), anyio.Event()
-        if key in self._computing:
+        computing, key, ended = self._tenant(namespace).computing, (position, digest), anyio.Event()
+        if key in computing:
             return ended.set
-        self._computing[key] = ended
+        computing[key] = ended
 
         def end() -> None:
-            self._computing.pop(key, None)
+            computing.pop(key, None)
             ended.set()
 
         return end
@@ -124,7 +141,7 @@ class Prefixes:
         """Drop kept states, of one namespace or of all, those unused for longest first, until about so much is free;
         gives the bytes freed."""
         before = self._pool.live_bytes
-        entries = (one for one in self._entries.values() if namespace in (None, one.namespace))
+        entries = self._all() if namespace is None else self._tenant(namespace).entries.values()
         held = sorted((one for one in entries if one.state is not None), key=lambda one: one.used_s)
         for entry in held:
             if before - self._pool.live_bytes >= needed_bytes:
@@ -134,36 +151,31 @@ class Prefixes:
 
     def clear(self) -> None:
         """Give back every state."""
-        for entry in list(self._entries.values()):
+        for entry in list(self._all()):
             entry.node_id = None
             self.drop(entry)
 
     def _entry(self, namespace: str, position: int, digest: bytes) -> Kept:
-        key = (namespace, position, digest)
-        entry = self._entries.get(key)
+        tenant = self._tenant(namespace)
+        entry = tenant.entries.get((position, digest))
         if entry is None:
-            entry = self._entries[key] = Kept(namespace, position, digest, self._now_s())
-            counted = self._counts.get((namespace, position), 0)
-            self._counts[namespace, position] = counted + 1
+            entry = tenant.entries[position, digest] = Kept(namespace, position, digest, self._now_s())
+            counted = tenant.counts.get(position, 0)
+            tenant.counts[position] = counted + 1
             if counted == 0:
-                insort(self._positions.setdefault(namespace, []), position)
+                insort(tenant.positions, position)
         entry.used_s = self._now_s()
         return entry
 
     def _forget(self, entry: Kept) -> None:
-        key = (entry.namespace, entry.position, entry.digest)
-        if self._entries.get(key) is not entry:
+        tenant, key = self._tenant(entry.namespace), (entry.position, entry.digest)
+        if tenant.entries.get(key) is not entry:
             return  # forgotten before; what is there now is somebody else's
-        del self._entries[key]
-        where = (entry.namespace, entry.position)
-        self._counts[where] -= 1
-        if self._counts[where] == 0:
-            del self._counts[where]
-            self._positions[entry.namespace].remove(entry.position)
-
-    def _digests(self, namespace: str, ids: NDArray[np.int32], above: int, at_most: int) -> Iterator[tuple[int, bytes]]:
-        known = self._positions.get(namespace, [])
-        return _digests_at(ids, known[bisect_right(known, above) : bisect_right(known, at_most)])
+        del tenant.entries[key]
+        tenant.counts[entry.position] -= 1
+        if tenant.counts[entry.position] == 0:
+            del tenant.counts[entry.position]
+            tenant.positions.remove(entry.position)
 
 
 def thinned(positions: Sequence[int], end: int, *, per_octave: int = 2) -> tuple[int, ...]:

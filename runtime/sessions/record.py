@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from serai.checkpoints.names import new_id
 from serai.checkpoints.nodes import NodeKind, NodeRecord
+from serai.runtime.errors import NodeElsewhere
 from serai.runtime.sessions.journal import Entry, Journal, Point, append_metadata_of
 from serai.runtime.sessions.turns import Timeline
 from serai.runtime.state import State
@@ -48,6 +49,13 @@ class Record:
     def nodes(self) -> tuple[NodeRecord, ...]:
         """The nodes from the root to the last one."""
         return tuple(entry.node for entry in self._path)
+
+    def position_of(self, node_id: str) -> int:
+        """Where on the way here a node lies. Raises `NodeElsewhere` if it doesn't."""
+        for entry in self._path:
+            if entry.node.id == node_id:
+                return entry.node.position
+        raise NodeElsewhere(node_id=node_id, session_id=self._session_id)
 
     def continues(self, path: Sequence[NodeRecord], *, inexact: bool) -> None:
         """The session goes on from the end of a path that is durable; `inexact` marks all that follows (DESIGN §6)."""

@@ -17,6 +17,7 @@ from serai.runtime.errors import (
     SeraiError,
 )
 from serai.runtime.sampling.grammar import Grammar
+from serai.runtime.sampling.guessing import Worth, tail_beyond
 from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.scheduler import weight_of
 from serai.runtime.services import Services
@@ -33,6 +34,9 @@ from serai.runtime.sessions.trail import Trail
 from serai.runtime.sessions.turns import Timeline
 from serai.runtime.state import State
 from serai.runtime.status import SessionStatus
+
+MOST_ELSEWHERE, MOST_ELSEWHERE_TOKENS = 4, 8_192
+"""So many other texts are searched for guesses, and so much of each: a search takes tens of microseconds."""
 
 
 class Session(DurableSession):
@@ -71,6 +75,8 @@ class Session(DurableSession):
         self.parent = parent
         self.inexact = inexact
         self.priority = priority
+        self.worth = Worth()
+        self._taken_back = np.zeros(0, np.int32)
         self._rate = Rate()
         self._trail = Trail(services, session_id=session_id, namespace=namespace, workflow=self.workflow)
         services.live[session_id] = self
@@ -182,10 +188,12 @@ class Session(DurableSession):
         *,
         turn: int | None = None,
         position: int | None = None,
+        node: str | None = None,
         label: str | None = None,
         choice: int | None = None,
     ) -> "Session":
-        """A second timeline, from this token boundary on, or from the end of a turn, or from any position.
+        """A second timeline, from this token boundary on, or from the end of a turn, any position, or a node on the
+        way here.
 
         From here it copies no state and is allowed while a call is under way. From an earlier point it starts at the
         nearest state known before it and reads the tokens between once more: `replay_tokens` says how many those are.
@@ -198,7 +206,7 @@ class Session(DurableSession):
         check_text(label or "", "label", may_be_empty=True)
         if choice is not None and choice < 0:
             raise BadParameter(f"choices count from 0, not {choice}")
-        where = self._timeline.position_of(turn, position)
+        where = self._place(turn, position, node)
         timeline = self._timeline.fork(where, choice=choice)
         if where == self.position:
             return self._branch(timeline, self._holding.fork(), label)
@@ -234,28 +242,38 @@ class Session(DurableSession):
             append_metadata=self.append_metadata,
             priority=self.priority,
         )
+        child.worth = self.worth.fork()
         child.record.branched_from(self.record)
         child.record.cut(timeline, NodeKind.FORK)
         child.append_metadata = child.record.append_metadata()
         self._services.events.tell(EventKind.FORKED, self.id, child.id)
         return child
 
-    def replay_tokens(self, *, turn: int | None = None, position: int | None = None) -> int:
+    def _place(self, turn: int | None, position: int | None, node: str | None) -> int:
+        """The position that a turn's end, a position, a node, or none of them (the present) names."""
+        if node is None:
+            return self._timeline.position_of(turn, position)
+        if turn is not None or position is not None:
+            raise BadParameter("give a turn, a position or a node, not several of them")
+        return self.record.position_of(node)
+
+    def replay_tokens(self, *, turn: int | None = None, position: int | None = None, node: str | None = None) -> int:
         """How many tokens a fork or rewind to that point would have to read once more."""
         self._check_open()
-        where = self._timeline.position_of(turn, position)
+        where = self._place(turn, position, node)
         if where == self.position:
             return 0
         timeline = self._timeline.at(where, branch=self._timeline.branch)
         return self._services.keeper.replay_tokens(timeline, self.namespace, exact=not self.inexact)
 
-    async def rewind(self, *, turn: int | None = None, position: int | None = None) -> None:
-        """Go back to the end of a turn, or to any position; what came after stays in the store as a branch.
+    async def rewind(self, *, turn: int | None = None, position: int | None = None, node: str | None = None) -> None:
+        """Go back to the end of a turn, to any position, or to a node on the way here.
 
-        All or nothing, at the cost that `replay_tokens` says. Raises `PositionUnavailable`.
+        What came after stays in the store as a branch. All or nothing, at the cost that `replay_tokens` says. Raises
+        `PositionUnavailable`.
         """
         with self.use("rewind"):
-            where = self._timeline.position_of(turn, position)
+            where = self._place(turn, position, node)
             if where == self.position:
                 return
             timeline = self._timeline.at(where, branch=self._timeline.branch)
@@ -266,6 +284,7 @@ class Session(DurableSession):
             if not self.is_open:  # the runtime closed meanwhile
                 holding.release()
                 self._check_open()
+            self._taken_back = tail_beyond(self._timeline.ids(), timeline.ids(), MOST_ELSEWHERE_TOKENS)
             before, self._holding = self._holding, holding
             before.release()
             self._timeline = timeline
@@ -282,6 +301,16 @@ class Session(DurableSession):
             self._timeline.end_of(turn)  # raises, naming the turns there are
         await self.rewind(position=start)
         return await self.append(content)
+
+    def said_elsewhere(self, ids: NDArray[np.int32]) -> list[NDArray[np.int32]]:
+        """What its tree says that this timeline, `ids`, doesn't: what it took back last, and its parent and forks.
+
+        A text that is tried again, or by several, is often much like what was said before.
+        """
+        tree = [one for one in self._services.live.values() if one.workflow == self.workflow and one is not self]
+        tree.sort(key=lambda one: one.id != self.parent)
+        tails = [tail_beyond(one.timeline.ids(), ids, MOST_ELSEWHERE_TOKENS) for one in tree[:MOST_ELSEWHERE]]
+        return [tail for tail in (self._taken_back, *tails) if len(tail)]
 
     @property
     def _leaves_states(self) -> bool:

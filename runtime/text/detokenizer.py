@@ -30,6 +30,12 @@ class Detokenizer:
         """How many bytes wait for the rest of their character, 0 to 3."""
         return len(self._decoder.getstate()[0])
 
+    def twin(self) -> "Detokenizer":
+        """A second one of the same text so far."""
+        twin = Detokenizer(self._tokenizer, control=self._control)
+        twin._decoder.setstate(self._decoder.getstate())
+        return twin
+
     def push(self, token: int) -> str:
         """The text that `token` completes, perhaps none. Raises `BadParameter` for an id outside the vocabulary."""
         return self._decoder.decode(self._tokenizer.token_bytes(token, control=self._control))

@@ -5,6 +5,7 @@ if several end at the same character, the longest does, so that nothing of any o
 """
 
 from collections.abc import Sequence
+from copy import copy
 
 from serai.runtime.errors import BadParameter
 
@@ -43,6 +44,12 @@ class StopMatcher:
     def visible_chars(self) -> int:
         """How many characters `push` and `finish` have returned."""
         return self._visible_chars
+
+    def twin(self) -> "StopMatcher":
+        """A second one of the same text so far."""
+        twin = copy(self)
+        twin._matched = self._matched.copy()
+        return twin
 
     def push(self, text: str) -> tuple[str, bool]:
         """Take the next piece; return what may be shown now, and whether a stop string has been completed.

@@ -32,6 +32,13 @@ class TextStream:
                 self._matcher = StopMatcher(self._stops)
         self._matcher.finish()
 
+    def twin(self) -> "TextStream":
+        """A second stream of the same text so far, to see what would become of it."""
+        twin = TextStream(None, self._stops)
+        twin._detokenizer = None if self._detokenizer is None else self._detokenizer.twin()
+        twin._matcher = self._matcher.twin()
+        return twin
+
     def push(self, token: int) -> str:
         """The text that the token makes visible."""
         if self._detokenizer is None:

@@ -54,14 +54,15 @@ async def fake_runtime(
     """A runtime whose sessions are checked to leave nothing behind when the block ends."""
     kept = None if store is None else await anyio.to_thread.run_sync(lambda: Store.open(str(store), disk=disk))
     thread = EngineThread()
-    pool = StatePool(LAYOUT, limit_bytes=limit_bytes, poison=True)
+    model = model or ScriptedModel()
+    pool = StatePool(model.layout, limit_bytes=limit_bytes, poison=True)
     services = assemble(
-        engine=Engine(model or ScriptedModel(), LAYOUT),
+        engine=Engine(model, model.layout),
         thread=thread,
         pool=pool,
         limits=limits,
         policy=policy,
-        journal=Journal(kept, fingerprint, LAYOUT),
+        journal=Journal(kept, fingerprint, model.layout),
         tokenizer=None,
         vocab_size=VOCAB,
         max_positions=max_positions,

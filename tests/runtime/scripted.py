@@ -7,6 +7,7 @@ storage can be tested by the thousand without a matrix being multiplied.
 import ctypes
 import threading
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,8 +82,10 @@ class ScriptedModel:
         before_layer: Callable[[Batch, int], None] | None = None,
         spoil: Callable[[int], bool] | None = None,
         counting: bool = False,
+        page_tokens: int = LAYOUT.page_tokens,
     ) -> None:
         self.counting = counting
+        self.layout = replace(LAYOUT, page_tokens=page_tokens)
         self.layers = layers
         self.before_layer = before_layer
         self.spoil = spoil
@@ -96,6 +99,7 @@ class ScriptedModel:
             if self.before_layer is not None:
                 self.before_layer(batch, layer)
             yield
+        page_tokens = self.layout.page_tokens
         size = sum(int(np.prod(shape)) for shape in (LAYOUT.kda_shape, LAYOUT.conv_shape))
         ends: dict[int, int] = {}
         for segment in range(len(batch.seg_pos)):
@@ -105,8 +109,8 @@ class ScriptedModel:
             for row in range(start, end):
                 token = int(batch.tokens[row])
                 value = token if self.counting else hash_of([token], value)
-                page, offset = divmod(int(batch.seg_pos[segment]) + row - start, LAYOUT.page_tokens)
-                floats_at(int(batch.page_addr[batch.page_start[segment] + page]), LAYOUT.page_tokens)[offset] = token
+                page, offset = divmod(int(batch.seg_pos[segment]) + row - start, page_tokens)
+                floats_at(int(batch.page_addr[batch.page_start[segment] + page]), page_tokens)[offset] = token
                 ends[row] = value
             floats_at(int(batch.state_out[segment]), size)[:] = value
         give = count_on if self.counting else logits_of

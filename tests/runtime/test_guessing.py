@@ -7,13 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serai.runtime import Runtime, SamplingParams
-from serai.runtime.sampling.guessing import LEAST_PATTERN, LONGEST_PATTERN, MOST_GUESSES, PAYS, PLACES, Guesser
+from serai.runtime.sampling.guessing import LEAST_PATTERN, LONGEST_PATTERN, PLACES, Guesser, Worth, tail_beyond
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
 from tests.runtime.fake_runtime import fake_runtime
 from tests.runtime.scripted import VOCAB, ScriptedModel
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def _always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a guess is tried is for the clock to say; here what comes of it counts, and always has to come."""
+    monkeypatch.setattr(Worth, "guesses", property(lambda self: 8 if self.step_s else 0))
+
 
 PLAIN, GUESSING = Policy(reuse=False, guess=False), Policy(reuse=False, guess=True)
 COUNTED = [*range(3, VOCAB)] * 3
@@ -22,6 +29,7 @@ CASES = {
     "sampled with penalties": SamplingParams(temperature=0.7, seed=5, presence_penalty=0.4, max_tokens=60),
     "a stop token among the guesses": SamplingParams(temperature=0, stop_token_ids=[9], max_tokens=60),
     "held off stopping": SamplingParams(temperature=0, stop_token_ids=[9], min_tokens=20, max_tokens=60),
+    "a stop token that is guessed at once": SamplingParams(temperature=0, stop_token_ids=[4], max_tokens=60),
     "one token": SamplingParams(temperature=0, max_tokens=1),
     "logprobs": SamplingParams(temperature=0.5, seed=1, logprobs=2, max_tokens=30),
 }
@@ -85,42 +93,65 @@ def test_a_guess_is_what_followed_the_last_time() -> None:
     assert guesser.guess(4) == [7, 8, 1, 2]
     assert guesser.guess(1) == [7]
     assert guesser.guess(0) == []
-    assert len(guesser.guess(99)) <= MOST_GUESSES
 
 
-def test_each_try_that_finds_nothing_asks_for_a_longer_pattern() -> None:
-    guesser = Guesser(np.array([1, 2, 3] * 80, dtype=np.int32))
-    sizes = []
-    while guesser.guess(4):
-        sizes.append(guesser._pattern)
-        guesser.was_right(0)
-        if sizes[-1] == LONGEST_PATTERN:
-            break
-    assert sizes == [3, 6, 12, 24, 48, LONGEST_PATTERN]
-    guesser.was_right(1)
-    assert guesser._pattern == LONGEST_PATTERN, "one right guess is no loss and no gain"
-    guesser.was_right(PAYS)
-    assert guesser._pattern == LEAST_PATTERN
+def test_the_place_that_has_more_in_common_with_the_end_is_followed_not_the_latest() -> None:
+    guesser = Guesser(np.array([9, 8, 1, 2, 3, 4, 5, 7, 1, 2, 3, 6, 6, 9, 8, 1, 2, 3], dtype=np.int32))
+    assert guesser.guess(2) == [4, 5]
+    assert guesser.guess(2, pattern=5) == [4, 5]
+    assert guesser.guess(2, pattern=6) == []
 
 
-@given(st.integers(0, 2**32), st.integers(2, 6))
-def test_a_text_without_repetition_pays_for_few_tries(seed: int, vocab: int) -> None:
-    """Patterns that occur by chance, and never the same token after them twice running."""
-    ids = np.random.default_rng(seed).integers(0, vocab, 512).astype(np.int32)
-    guesser = Guesser(ids[:128])
-    tries = 0
-    for token in ids[128:].tolist():
-        if guesser.guess(8):
-            guesser.was_right(0)
-            tries += 1
+def test_what_repeats_itself_is_guessed_to_go_on() -> None:
+    guesser = Guesser(np.array([1, 2, 3, 4, 5, 4, 5, 4, 5], dtype=np.int32))
+    assert guesser.guess(5) == [4, 5, 4, 5, 4]
+
+
+def test_a_guess_may_follow_another_text_but_never_beyond_its_end() -> None:
+    others = [np.array([1, 2, 3, 7, 8], dtype=np.int32), np.array([4, 5, 6, 9], dtype=np.int32)]
+    guesser = Guesser(np.array([0, 1, 2, 3], dtype=np.int32), others)
+    assert guesser.guess(8) == [7, 8]
+    for token in (4, 5, 6):
         guesser.push(token)
-    assert tries <= 6
+    assert guesser.guess(8) == [9]
+    assert Guesser(np.array([7, 8], dtype=np.int32), others).guess(8) == [], "the end of one and its own beginning"
 
 
-@given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 9))
-def test_a_guess_follows_the_latest_place_that_looks_like_the_end(ids: list[int], most: int) -> None:
-    guesser = Guesser(np.array(ids, dtype=np.int32))
-    places = [end for end in range(3, len(ids)) if ids[end - 3 : end] == ids[-3:]]
-    expected = ids[places[-1] : places[-1] + min(most, MOST_GUESSES)] if places else []
-    found = guesser.guess(most)
-    assert found == expected or (len([one for one in range(len(ids)) if ids[one] == ids[-1]]) > PLACES and not found)
+def test_another_text_counts_from_where_it_leaves_this_one() -> None:
+    ids = np.arange(200, dtype=np.int32)
+    other = np.concatenate([ids[:150], np.arange(900, 950, dtype=np.int32)])
+    tail = tail_beyond(other, ids, 10)
+    assert tail.tolist() == [*range(150 - LONGEST_PATTERN, 150), *range(900, 910)]
+    assert tail_beyond(ids[:100], ids, 10).size == 0
+    assert tail_beyond(ids, ids[:100], 10).tolist() == [*range(100 - LONGEST_PATTERN, 110)]
+
+
+@given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 9), st.integers(3, 6))
+def test_a_guess_follows_the_longest_likeness_the_latest_of_several(ids: list[int], most: int, pattern: int) -> None:
+    def alike(end: int) -> int:
+        return next((n for n in range(end) if ids[end - 1 - n] != ids[-1 - n]), end)
+
+    places = [end for end in range(LEAST_PATTERN, len(ids)) if alike(end) >= LEAST_PATTERN][-PLACES:]
+    best = max(places, key=lambda end: (alike(end), end), default=None)
+    expected: list[int] = []
+    if best is not None and alike(best) >= pattern:
+        followed = ids[best : best + most]
+        expected = [followed[index % len(followed)] for index in range(most)]
+    assert Guesser(np.array(ids, dtype=np.int32)).guess(most, pattern=pattern) == expected
+
+
+async def test_what_was_taken_back_and_what_a_fork_has_said_is_guessed_again() -> None:
+    async with fake_runtime(policy=GUESSING) as rt:
+        session = await rt.session()
+        await session.append([5, 1, 8])
+        fork = await session.fork()
+        said = (await session.generate(CASES["greedy"]).collect()).tokens
+        for again in (session, fork):
+            if again is session:
+                await session.rewind(position=3)
+            before = rt.counters.right_guesses
+            assert (await again.generate(CASES["greedy"]).collect()).tokens == said
+            assert rt.counters.right_guesses - before > 45
+        stranger = await rt.session()
+        await stranger.append([5, 1, 8])
+        assert stranger.said_elsewhere(stranger.tokens()) == [], "a session of another tree is none of its business"

@@ -5,14 +5,17 @@ from pathlib import Path
 import anyio
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from serai.runtime import Session
 from serai.runtime.errors import BadParameter, PositionUnavailable
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
 from serai.runtime.sessions.prefixes import thinned
+from serai.runtime.state import session_bytes
 from tests.runtime.fake_runtime import fake_runtime
-from tests.runtime.scripted import GREEDY, SAMPLED, greedy_by_hand, hash_of, logits_of
+from tests.runtime.scripted import GREEDY, LAYOUT, SAMPLED, ScriptedModel, greedy_by_hand, hash_of, logits_of
 
 pytestmark = pytest.mark.anyio
 
@@ -40,6 +43,36 @@ async def test_a_fork_anywhere_equals_a_cold_read_of_that_many_tokens(position: 
         assert rt.counters.prefilled_tokens - before == (0 if position == 130 else cost)
         assert await is_at(child, ids[:position])
         assert await is_at(session, ids)
+
+
+@pytest.mark.parametrize(("page", "every", "below", "replayed"), [(16, 64, 64, 36), (16, 48, 96, 4), (7, 50, 100, 0)])
+async def test_a_fork_starts_at_the_kept_state_below_it(page: int, every: int, below: int, replayed: int) -> None:
+    """B37: at 100, whatever page and interval are: its number is that of the interval, not of the page."""
+    ids = [(7 * n) % 13 for n in range(130)]
+    async with fake_runtime(ScriptedModel(page_tokens=page), policy=Policy(snapshot_every=every)) as rt:
+        session = await rt.session()
+        await session.append(ids)
+        assert below in session.kept_positions()
+        assert session.replay_tokens(position=100) == replayed
+        assert await is_at(await session.fork(position=100), ids[:100])
+
+
+@given(st.integers(1, 40), st.integers(1, 70), st.integers(1, 150), st.integers(0, 10_000))
+@settings(max_examples=60, deadline=None)
+def test_for_any_page_and_interval_a_fork_equals_a_cold_read(page: int, every: int, length: int, cut: int) -> None:
+    """B37: the index is always in range, and no more is replayed than thinning explains."""
+    ids, position = [(7 * n) % 13 for n in range(length)], cut % (length + 1)
+
+    async def check() -> None:
+        async with fake_runtime(ScriptedModel(page_tokens=page), policy=Policy(snapshot_every=every)) as rt:
+            session = await rt.session()
+            await session.append(ids)
+            replayed = session.replay_tokens(position=position)
+            assert position - replayed in {0, position, *session.kept_positions()}
+            assert replayed <= max(every, length - position + every)
+            assert await is_at(await session.fork(position=position), ids[:position])
+
+    anyio.run(check)
 
 
 async def test_a_point_that_is_not_there_is_a_clear_error() -> None:
@@ -78,6 +111,28 @@ async def test_turns_are_appends_with_their_generation() -> None:
         assert list((await session.generate(GREEDY).collect()).tokens) == greedy_by_hand([9, 9], 8)
 
 
+async def test_nodes_on_the_way_are_points_to_go_back_to(tmp_path: Path) -> None:
+    async with fake_runtime(store=tmp_path, policy=KEEPING) as rt:
+        session = await rt.session()
+        await session.append([1, 2, 3, 4, 5])
+        early = session.head
+        await session.append([6, 7])
+        await session.generate(GREEDY).collect()
+        await session.flush()
+        late = session.head
+        assert session.replay_tokens(node=early) == session.replay_tokens(position=5)
+        assert await is_at(await session.fork(node=early), [1, 2, 3, 4, 5])
+        whole = [1, 2, 3, 4, 5, 6, 7, *greedy_by_hand([1, 2, 3, 4, 5, 6, 7], 8)]
+        assert await is_at(await session.fork(node=late), whole)
+        with pytest.raises(BadParameter, match="not several"):
+            await session.fork(node=early, turn=0)
+        await session.rewind(node=early)
+        assert await is_at(session, [1, 2, 3, 4, 5])
+        with pytest.raises(PositionUnavailable, match=f"node {late} is not on the way .* `Runtime.resume` branches"):
+            await session.rewind(node=late)
+        assert await is_at(await rt.resume(late), whole)
+
+
 async def test_a_fork_inside_a_generation_draws_the_same_tokens_again() -> None:
     """DESIGN §6g: a generation is continued across forks, from the same seed; only the branch differs."""
     async with fake_runtime(policy=KEEPING) as rt:
@@ -104,7 +159,7 @@ async def test_what_was_rewound_stays_reachable(tmp_path: Path) -> None:
 
 
 async def test_sessions_that_begin_alike_read_the_beginning_once(tmp_path: Path) -> None:
-    """B39, B41: sixteen at once with a shared beginning, and again after a restart, from the store."""
+    """B39: sixteen at once with a shared beginning, and again after a restart, from the store."""
     shared = [(3 * n) % 11 for n in range(400)]
 
     async def one(rt: object, number: int, reused: list[int]) -> None:
@@ -137,6 +192,42 @@ async def test_a_unique_tail_does_not_spoil_the_shared_beginning() -> None:
             assert await is_at(session, [*shared, *[tail] * 30])
         assert used.reused == 400
         assert used.prefilled == 30
+
+
+async def test_a_grid_that_does_not_fit_the_shared_beginning_costs_one_step_of_it_at_most() -> None:
+    """B39: grid 64, 400 shared tokens, 30 of one's own; what was saved is told."""
+    shared = [(5 * n) % 13 for n in range(400)]
+    async with fake_runtime(policy=Policy(snapshot_every=64)) as rt:
+        first, second = await rt.session(), await rt.session()
+        await first.append([*shared, *[1] * 30])
+        used = await second.append([*shared, *[2] * 30])
+        assert used.prefilled <= 400 - 384 + 30
+        assert used.reused == 384 == second.status(0.0).reused_tokens == rt.status().work.reused_tokens
+        assert await is_at(second, [*shared, *[2] * 30])
+
+
+async def test_a_budget_that_leaves_nothing_to_keep_is_told_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    """B39: reuse that can't be had is no silent 0 %."""
+    for limit, told in ((4 * session_bytes(LAYOUT, 64), True), (40 * session_bytes(LAYOUT, 64), False)):
+        caplog.clear()
+        async with fake_runtime(policy=Policy(snapshot_every=64), limit_bytes=limit):
+            assert ("hardly anything can be reused" in caplog.text) is told
+
+
+async def test_every_turn_of_two_sessions_reads_its_new_tokens_only() -> None:
+    """B41: three turns each, interleaved, read by the engine's own count."""
+    async with fake_runtime(policy=KEEPING) as rt:
+        sessions = [await rt.session(), await rt.session()]
+        ids: list[list[int]] = [[], []]
+        for turn in range(3):
+            for number, session in enumerate(sessions):
+                said = [number + 1, turn, 5, turn]
+                before = rt.counters.prefilled_tokens
+                used = await session.append(said)
+                assert rt.counters.prefilled_tokens - before == used.prefilled == len(said)
+                ids[number] += [*said, *(await session.generate(GREEDY).collect()).tokens]
+        for number, session in enumerate(sessions):
+            assert await is_at(session, ids[number])
 
 
 async def test_namespaces_share_nothing() -> None:
