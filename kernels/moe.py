@@ -15,8 +15,9 @@ from serai.kernels import threads
 from serai.kernels.activation import Activation, activate, betas
 from serai.kernels.compile import inline, kernel
 from serai.kernels.experts import ExpertLayout, pack_expert
+from serai.kernels.lanes import load_lanes, store_lanes
 from serai.kernels.matrix import Format
-from serai.kernels.memory import addr, f32_at, f32_at_n, scalar_f32_at, store_at, store_at_n
+from serai.kernels.memory import addr, f32_at, f32_at_n, scalar_f32_at, scalar_i32_at, store_at, store_at_n
 from serai.kernels.moe_exact import EXACT_EXPERTS
 from serai.kernels.moe_fast import experts_fast
 from serai.kernels.quantize import Quantized, quantize_rows
@@ -24,10 +25,23 @@ from serai.kernels.route import group, route
 from serai.kernels.simd import fma, splat_f32
 from serai.kernels.threads import parallel_for
 
-__all__ = ["Activation", "ExpertLayout", "Format", "activate", "combine", "experts", "group", "pack_expert", "route"]
+__all__ = [
+    "Activation",
+    "ExpertLayout",
+    "Format",
+    "activate",
+    "combine",
+    "combine_some",
+    "experts",
+    "group",
+    "pack_expert",
+    "route",
+]
 
 _CHUNK = 512
 """Columns of a row that are one task of :func:`combine`."""
+_STRIP = 128
+"""Columns of all rows that are one task of :func:`combine_some`, which must take the pairs one after the other."""
 
 
 def experts(
@@ -123,3 +137,45 @@ def combine(y: NDArray[np.float32], weights: NDArray[np.float32], out: NDArray[n
     if k < 1 or out.shape[0] != rows or y.shape != (rows * k, out.shape[1]):
         raise ValueError(f"outputs {y.shape} and weights {weights.shape} do not combine to {out.shape}.")
     _combine(y, weights, out)
+
+
+@inline
+def _combine_strip(task: int, y: Any, pairs: int, weights: Any, out: Any) -> None:
+    k, latent = weights.shape[1], out.shape[1]
+    first = task * _STRIP
+    last = min(first + _STRIP, latent)
+    for i in range(y.shape[0]):
+        pair = scalar_i32_at(pairs + 4 * i)
+        weight = splat_f32(scalar_f32_at(addr(weights, pair)))
+        source, target = addr(y, i * latent), addr(out, pair // k * latent)
+        for c in range(first, last, 16):
+            left = last - c
+            term = load_lanes(source + 4 * c, left)
+            if pair % k == 0:
+                store_lanes(target + 4 * c, term * weight, left)
+            else:
+                store_lanes(target + 4 * c, fma(term, weight, load_lanes(target + 4 * c, left)), left)
+
+
+@kernel("void(f32[:, ::1], i32[::1], f32[:, ::1], f32[:, ::1])", before=threads.start)
+def _combine_some(
+    y: NDArray[np.float32], pairs: NDArray[np.int32], weights: NDArray[np.float32], out: NDArray[np.float32]
+) -> None:
+    args: Any = (y, addr(pairs, 0), weights, out)
+    parallel_for((out.shape[1] + _STRIP - 1) // _STRIP, y.size > 1 << 14, _combine_strip, args)
+
+
+def combine_some(
+    y: NDArray[np.float32], pairs: NDArray[np.int32], weights: NDArray[np.float32], out: NDArray[np.float32]
+) -> None:
+    """:func:`combine` a few pairs at a time, in calls that bring each row's picks in ascending order, from the first.
+
+    ``y`` float32 ``[n, latent]`` are the outputs of ``pairs`` int32 ``[n]``, where pair ``row * k + j`` is a row's j-th
+    pick; ``weights`` float32 ``[R, k]``; ``out`` float32 ``[R, latent]``, of which a row means nothing before its pair
+    ``row * k`` has come. The bits are those of :func:`combine`. Raises ValueError when the shapes do not fit.
+    """
+    if y.shape != (pairs.size, out.shape[1]) or len(out) != len(weights):
+        raise ValueError(f"{pairs.size} pairs, outputs {y.shape} and weights {weights.shape} do not make {out.shape}.")
+    if pairs.size and not 0 <= int(pairs.min()) <= int(pairs.max()) < weights.size:
+        raise ValueError(f"pairs {int(pairs.min())} to {int(pairs.max())} are not all among {weights.size}.")
+    _combine_some(y, pairs, weights, out)

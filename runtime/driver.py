@@ -5,8 +5,10 @@ collects such requests, lets the scheduler share the next step among them, runs 
 the results. A request that nobody waits for any more is dropped; what it had written is abandoned with its draft.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -17,9 +19,11 @@ from serai.runtime.engine_thread import EngineThread
 from serai.runtime.errors import EngineFailed, SeraiError, ShuttingDown
 from serai.runtime.memory.admission import Admission, Reservation
 from serai.runtime.sampling.sample import Sampled
-from serai.runtime.scheduler import Limits, Ready, Share, plan
+from serai.runtime.scheduler import Limits, Ready, Share, plan, plan_wide
 from serai.runtime.state import Draft, State, StatePool
-from serai.runtime.step import AbortFlag, Draw, Segment, SegmentResult, StepEngine, StepPlan
+from serai.runtime.step import AbortFlag, Draw, Segment, SegmentResult, Slice, StepEngine, StepPlan, StepResult
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -54,6 +58,15 @@ class _Request:
     draft: Draft | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step under way: its requests by key, in the order of the plan's segments."""
+
+    requests: dict[int, _Request]
+    plan: StepPlan
+    began_s: float
+
+
 class Driver:
     """Owns the order of steps. `run` is the one task that executes them; `advance` is what sessions call."""
 
@@ -72,8 +85,9 @@ class Driver:
         self._served: dict[str, float] = {}
         self._now = 0.0  # the virtual time of the least served workflow in the last step
         self._refusal: SeraiError | None = None
-        self._in_flight: dict[int, _Request] = {}
-        self._abort = AbortFlag()
+        self._narrow: _Flight | None = None  # an ordinary step, from when it is put together until it has ended
+        self._wide: _Flight | None = None  # a wide one, which goes on in slices between ordinary ones
+        self._open_turn: Slice | None = None  # the wide step's slice while nothing else is ready
         self._row_s = 0.0
 
     async def advance(
@@ -125,6 +139,8 @@ class Driver:
         self._next_key += 1
         self._waiting[key] = request
         self._work.set()
+        if self._open_turn is not None:
+            self._open_turn.is_over = True
         try:
             await request.done.wait()
         except BaseException:
@@ -157,7 +173,7 @@ class Driver:
     @property
     def is_stepping(self) -> bool:
         """Whether a step is on the engine thread."""
-        return bool(self._in_flight)
+        return self._narrow is not None or self._wide is not None
 
     def forget(self, workflow: str) -> None:
         """Drop the virtual time of a workflow that has no session any more."""
@@ -167,7 +183,8 @@ class Driver:
         """Take no more requests; `run` fails those that wait and returns."""
         if self._refusal is None:
             self._refusal = ShuttingDown()
-        self._abort.set()
+        for flight in self._flights():
+            flight.plan.abort.set()
         self._work.set()
 
     async def run(self) -> None:
@@ -182,41 +199,74 @@ class Driver:
                     await self._one_step()
         finally:
             self.close()
+            await self._drop_wide()
             for key in list(self._waiting):
                 self._end(key, self._refusal)
 
     async def _one_step(self) -> None:
-        segments = self._assemble()
-        if not segments:
-            if not self._waiting:
-                self._work = anyio.Event()
-            return
-        began_s = anyio.current_time()
+        """An ordinary step of what is ready, then a slice of the wide one, if there is one under way or to begin."""
+        if self._wide is None:
+            self._wide = self._flight(plan_wide(self._ready(), self.limits))
+        flight = self._narrow = self._flight(plan(self._ready(), self.limits))
+        turn = Slice()
+        if flight is not None:
+            self._land(flight, await self._call(self.engine.step, flight.plan))
+            # Answers and prompts share the engine evenly.
+            turn.until_s = 2 * time.monotonic() - flight.began_s
+        elif self._wide is not None:
+            self._open_turn = turn
+        elif not self._waiting:
+            self._work = anyio.Event()
+        if self._wide is not None:
+            result = await self._call(self.engine.go_on, self._wide.plan, turn)
+            self._open_turn = None
+            if result is not None:
+                self._land(self._wide, result)
+
+    async def _call(self, function: Callable[..., T], *args: object) -> T | StepResult:
+        """Run it on the engine thread. When it breaks, its step counts as aborted, and no more are taken."""
         try:
-            result = await self._thread.call(self.engine.step, StepPlan(tuple(segments), self._abort))
+            return await self._thread.call(function, *args)
         except Exception as error:  # noqa: BLE001  # whatever broke, everybody who waits must hear of it
             self._refusal = EngineFailed(cause=error)
             self._refusal.__cause__ = error
-            result = None
-        in_flight, self._in_flight = self._in_flight, {}
-        if result is None or result.aborted:
-            self.counters.aborted_steps += 1
-            for request in in_flight.values():
-                self._abandon(request)
-        else:
-            self.counters.steps += 1
-            self._note_speed(segments, anyio.current_time() - began_s)
-            for (key, request), segment, outcome in zip(in_flight.items(), segments, result.segments, strict=True):
-                self._apply(key, request, segment, outcome)
+            return StepResult((), aborted=True)
 
-    def _note_speed(self, segments: list[Segment], took_s: float) -> None:
-        rows = sum(len(segment.tokens) for segment in segments)
-        if rows == self.limits.step_rows:  # smaller steps read more slowly than a long prompt is read
-            row_s = took_s / rows
+    def _land(self, flight: _Flight, result: StepResult) -> None:
+        """The step has ended."""
+        if flight is self._wide:
+            self._wide = None
+        else:
+            self._narrow = None
+        if result.aborted:
+            self.counters.aborted_steps += 1
+            for request in flight.requests.values():
+                self._abandon(request)
+            return
+        self.counters.steps += 1
+        self._note_speed(flight)
+        for (key, request), segment, outcome in zip(
+            flight.requests.items(), flight.plan.segments, result.segments, strict=True
+        ):
+            self._apply(key, request, segment, outcome)
+
+    async def _drop_wide(self) -> None:
+        """Have the engine let go of a wide step that nobody will go on with."""
+        if self._wide is not None:
+            self._wide.plan.abort.set()
+            with anyio.CancelScope(shield=True):
+                await self._call(self.engine.go_on, self._wide.plan, Slice())
+            self._land(self._wide, StepResult((), aborted=True))
+
+    def _note_speed(self, flight: _Flight) -> None:
+        rows = flight.plan.rows
+        if rows >= self.limits.step_rows:  # smaller steps read more slowly than a long prompt is read
+            row_s = (time.monotonic() - flight.began_s) / rows
             self._row_s = row_s if self._row_s == 0.0 else self._row_s + 0.2 * (row_s - self._row_s)
 
-    def _assemble(self) -> list[Segment]:
-        """The next step's segments, in the order of `_in_flight`."""
+    def _ready(self) -> list[Ready]:
+        """What the next step may hold. Beside a wide step long prompts wait: one would take many ordinary steps, and
+        each of them read most experts."""
         ready = [
             Ready(
                 key=key,
@@ -227,16 +277,20 @@ class Driver:
                 weight=request.weight,
             )
             for key, request in self._waiting.items()
+            if self._wide is None or key not in self._wide.requests
         ]
-        self._abort = AbortFlag()
-        segments: list[Segment] = []
-        for share in plan(ready, self.limits):
-            request = self._waiting[share.key]
-            segments.append(self._segment(request, share))
-            self._in_flight[share.key] = request
-        if segments:
-            self._now = min(self._served.get(request.workflow, 0.0) for request in self._in_flight.values())
-        return segments
+        if self._wide is None:
+            return ready
+        return [one for one in ready if one.decoding or one.tokens <= self.limits.prefill_rows_beside_decode]
+
+    def _flight(self, shares: tuple[Share, ...]) -> _Flight | None:
+        """The step of these shares; None if there are none."""
+        if not shares:
+            return None
+        requests = {share.key: self._waiting[share.key] for share in shares}
+        segments = tuple(self._segment(requests[share.key], share) for share in shares)
+        self._now = min(self._served.get(request.workflow, 0.0) for request in requests.values())
+        return _Flight(requests, StepPlan(segments, AbortFlag()), time.monotonic())
 
     def _segment(self, request: _Request, share: Share) -> Segment:
         tokens = request.tokens[request.fed : request.fed + share.tokens]
@@ -282,12 +336,17 @@ class Driver:
     def _leave(self, key: int, request: _Request) -> None:
         """The waiter was cancelled. A step in flight keeps its arrays until it ends; the rest goes back at once."""
         self._waiting.pop(key, None)
-        if key in self._in_flight:
-            request.cancelled = True
-            if all(other.cancelled for other in self._in_flight.values()):
-                self._abort.set()
-        else:
-            request.state.release()
+        for flight in self._flights():
+            if key in flight.requests:
+                request.cancelled = True
+                if all(other.cancelled for other in flight.requests.values()):
+                    flight.plan.abort.set()
+                return
+        request.state.release()
+
+    def _flights(self) -> list[_Flight]:
+        """The steps under way."""
+        return [flight for flight in (self._narrow, self._wide) if flight is not None]
 
     def _abandon(self, request: _Request) -> None:
         if request.draft is not None:

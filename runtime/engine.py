@@ -17,16 +17,20 @@ from serai.runtime.models.batch import Batch, Outputs, batch_of
 from serai.runtime.sampling.grammar import Written
 from serai.runtime.sampling.sample import Sampled, TokenCounts, sample
 from serai.runtime.state import page_view
-from serai.runtime.step import AbortFlag, Draw, Segment, SegmentResult, StepPlan, StepResult
+from serai.runtime.step import AbortFlag, Draw, Segment, SegmentResult, Slice, StepPlan, StepResult
 
 ABORT_CHECK_S = 0.02
 """How long the engine waits for a read before it looks again whether anybody still wants the step."""
 
 
+Passing = Generator[Wait | None, None, Outputs]
+"""A pass under way."""
+
+
 class Model(Protocol):
     """A forward pass that pauses between layers, or until something has been read, and ends with the logits."""
 
-    def forward(self, batch: Batch) -> Generator[Wait | None, None, Outputs]: ...
+    def forward(self, batch: Batch) -> Passing: ...
 
 
 class Engine:
@@ -35,49 +39,69 @@ class Engine:
     def __init__(self, model: Model, layout: StateLayout) -> None:
         self._model = model
         self._layout = layout
+        self._wide: Passing | None = None
 
     def step(self, plan: StepPlan) -> StepResult:
         """Feed all segments together, then draw for those that ask.
 
         A session whose logits are no numbers gets an error and its draft is not to be committed; the others go on.
         """
-        feeding = [segment for segment in plan.segments if segment.draft is not None]
-        rows: Iterator[NDArray[np.float32]] = iter(())
-        failed: dict[int, SeraiError] = {}
-        if feeding:
-            outputs = self._feed(feeding, plan.abort)
+        outputs = None
+        if any(segment.draft is not None for segment in plan.segments):
+            outputs = self._run(self._begin(plan), plan.abort, None)
             if outputs is None:
                 return StepResult((), aborted=True)
-            rows, failed = iter(outputs.logits), _failed_segments(feeding, outputs.failures)
-        results = (_finish(segment, rows) for segment in plan.segments)
-        return StepResult(
-            tuple(
-                SegmentResult(error=failed[id(segment)]) if id(segment) in failed else result
-                for segment, result in zip(plan.segments, results, strict=True)
-            )
-        )
+        return _results(plan, outputs)
 
-    def _feed(self, segments: list[Segment], abort: AbortFlag) -> Outputs | None:
-        """Run the forward pass; its outputs, or None when it was aborted."""
-        for segment in segments:
+    def go_on(self, plan: StepPlan, turn: Slice) -> StepResult | None:
+        """As `StepEngine.go_on`; there is one wide step at a time."""
+        if self._wide is None:
+            self._wide = self._begin(plan)
+        outputs = self._run(self._wide, plan.abort, turn)
+        if outputs is None and not plan.abort.is_set:
+            return None
+        self._wide = None
+        return StepResult((), aborted=True) if outputs is None else _results(plan, outputs)
+
+    def _begin(self, plan: StepPlan) -> Passing:
+        """Everything the plan feeds, on its way through the layers."""
+        for segment in plan.segments:
             if segment.draft is not None:
                 for source, target, rows in segment.draft.copies:
                     page_view(self._layout, target)[:, :rows] = page_view(self._layout, source)[:, :rows]
-        with parallel_region():
-            return self._run(batch_of(segments), abort)
+        return self._model.forward(batch_of([segment for segment in plan.segments if segment.draft is not None]))
 
-    def _run(self, batch: Batch, abort: AbortFlag) -> Outputs | None:
-        layers = self._model.forward(batch)
-        while not abort.is_set:
-            try:
-                wait = next(layers)
-            except StopIteration as end:
-                outputs: Outputs = end.value
-                return outputs
-            if wait is not None:
-                wait(ABORT_CHECK_S)
-        layers.close()
-        return None
+    def _run(self, layers: Passing, abort: AbortFlag, turn: Slice | None) -> Outputs | None:
+        """Take the pass further: its outputs, or None when it was aborted (and is over) or its turn has ended."""
+        with parallel_region():
+            while not abort.is_set:
+                try:
+                    wait = next(layers)
+                except StopIteration as end:
+                    outputs: Outputs = end.value
+                    return outputs
+                if wait is not None:
+                    wait(ABORT_CHECK_S)
+                if turn is not None and turn.has_ended():
+                    return None
+            layers.close()
+            return None
+
+
+def _results(plan: StepPlan, outputs: Outputs | None) -> StepResult:
+    """One result a segment, out of what the pass gave (None if nothing was fed)."""
+    rows: Iterator[NDArray[np.float32]] = iter(())
+    failed: dict[int, SeraiError] = {}
+    if outputs is not None:
+        feeding = [segment for segment in plan.segments if segment.draft is not None]
+        rows, failed = iter(outputs.logits), _failed_segments(feeding, outputs.failures)
+    results = (_finish(segment, rows) for segment in plan.segments)
+    return StepResult(
+        tuple(
+            SegmentResult(error=failed[id(segment)]) if id(segment) in failed else result
+            for segment, result in zip(plan.segments, results, strict=True)
+        )
+    )
 
 
 def _failed_segments(segments: list[Segment], failures: Mapping[int, SeraiError]) -> dict[int, SeraiError]:

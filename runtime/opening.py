@@ -37,6 +37,9 @@ T = TypeVar("T")
 SESSION_SHARE = 25
 """Per cent of what a streaming model leaves of the budget that is for sessions; the rest holds experts."""
 
+WIDE_SHARE = 20
+"""Per cent of it that the memory of wide steps may take at most; with less there are none, and experts get it."""
+
 LEAST_CONTEXT_TOKENS = 1_024
 """A budget that can't hold one session of this many tokens is refused when opening."""
 
@@ -86,24 +89,34 @@ async def open_runtime(
     async with AsyncExitStack() as stack:
         find = partial(find_model, model, experts_per_token=experts_per_token)
         found = await _made(stack, in_thread_to_the_end, find, lambda one: one.files.close())
-        slots = expert_slots(found, chosen, budget_bytes, held)
+        room = expert_room(found, chosen, budget_bytes, held)
         kept: Store | None = None
         if store is not None:
             kept = await _made(stack, in_thread_to_the_end, lambda: Store.open(str(store)), Store.close)
         thread = EngineThread()
         stack.push_async_callback(in_thread_to_the_end, thread.close)
-        load = partial(_load, found, chosen, held, slots, progress)
+        load = partial(_load, found, chosen, held, room, progress)
         loaded = await _made(stack, thread.call, load, lambda one: one.model.close())
-        runtime = _wire(found, loaded, thread, kept, chosen, budget_bytes, policy)
+        limits = Limits(wide_rows=room.wide_rows)
+        runtime = _wire(found, loaded, thread, kept, chosen, budget_bytes, limits, policy)
         for namespace, quota in (quotas or {}).items():
             runtime.set_quota(namespace, quota)
         yield await stack.enter_async_context(running(runtime))
 
 
-def expert_slots(
+@dataclass(frozen=True, slots=True)
+class ExpertRoom:
+    """How many experts are held in memory at a time, None for all of them; and how many prompt tokens are read
+    together when they are not, 0 for no more than an ordinary step holds."""
+
+    slots: int | None
+    wide_rows: int = 0
+
+
+def expert_room(
     found: FoundModel, precision: Precision, budget_bytes: int, trunk: Trunk = Trunk.AS_STORED
-) -> int | None:
-    """How many experts to hold in memory at a time, or None for all of them, which is chosen whenever it fits.
+) -> ExpertRoom:
+    """What the budget has room for: all experts whenever they fit.
 
     Raises `BudgetTooSmall` for a budget that can't hold the rest of the model, one session and one layer's experts for
     one token.
@@ -120,11 +133,15 @@ def expert_slots(
     )
     if budget_bytes >= plan.floor_bytes.of(precision.latents) or plan.moe_layers == 0:
         check_budget(plan, budget_bytes, precision.latents)
-        return None
+        return ExpertRoom(slots=None)
     check_budget(plan, budget_bytes, precision.latents, streaming=True)
     left = budget_bytes - plan.streaming_floor_bytes.of(precision.latents)
+    wide_rows = 0
+    if plan.wide_scratch_bytes <= WIDE_SHARE * left // 100:
+        wide_rows = plan.wide_rows
+        left -= plan.wide_scratch_bytes
     more = (left - SESSION_SHARE * left // 100) // plan.expert_slot_bytes
-    return whole_working_sets(plan.min_expert_slots + more, plan.token_experts)
+    return ExpertRoom(whole_working_sets(plan.min_expert_slots + more, plan.token_experts), wide_rows)
 
 
 def _wire(
@@ -134,6 +151,7 @@ def _wire(
     store: Store | None,
     precision: Precision,
     budget_bytes: int,
+    limits: Limits,
     policy: Policy | None,
 ) -> Runtime:
     """The runtime over a loaded model: what the model leaves of the budget is for sessions."""
@@ -143,7 +161,7 @@ def _wire(
         config=found.config,
         trunk_bytes=loaded.model.weights.bytes,
         expert_bytes=loaded.model.expert_bytes,
-        scratch_bytes=loaded.model.scratch.bytes,
+        scratch_bytes=loaded.model.scratch_bytes,
         budget_bytes=budget_bytes,
         experts=_watch(loaded.model.experts),
     )
@@ -158,6 +176,7 @@ def _wire(
         vocab_size=found.config.vocab_size,
         max_positions=found.config.max_positions,
         stop_ids=frozenset(found.config.eos_ids),
+        limits=limits,
         policy=policy,
     )
     return Runtime(services, facts)
@@ -208,7 +227,7 @@ def _load(
     found: FoundModel,
     precision: Precision,
     trunk: Trunk,
-    slots: int | None,
+    room: ExpertRoom,
     progress: Callable[[Opening], None] | None,
 ) -> LoadedModel:
     """Compile (or load) the kernels and read the weights; runs on the engine thread."""
@@ -223,6 +242,7 @@ def _load(
         precision,
         max_rows=Limits().step_rows,
         trunk=trunk,
-        expert_slots=slots,
+        expert_slots=room.slots,
+        wide_rows=room.wide_rows,
         progress=lambda done, total: tell("weights", done, total),
     )

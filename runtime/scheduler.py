@@ -31,11 +31,13 @@ class Limits:
     """Rows a step may hold, and how many of them prompts may take while somebody is decoding.
 
     256 rows use a weight often enough per read and keep a step short; beside running answers, which wait for the whole
-    step, prompts get fewer.
+    step, prompts get fewer. A wide step, of `wide_rows` (0: there are none), is for prompts only and leaves answers
+    their turns.
     """
 
     step_rows: int = 256
     prefill_rows_beside_decode: int = 64
+    wide_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,21 @@ def plan(ready: Sequence[Ready], limits: Limits) -> tuple[Share, ...]:
             decoding = decoding or one.tokens > 0
     if decoding:
         rows = min(rows, limits.prefill_rows_beside_decode)
+    return (*shares, *_prompt_shares(prompts, rows))
+
+
+def plan_wide(ready: Sequence[Ready], limits: Limits) -> tuple[Share, ...]:
+    """Share one wide step among the prompts, as `plan` shares what is left of an ordinary one; nothing unless they have
+    more to be read than one of those would hold."""
+    prompts = sorted((one for one in ready if one.tokens and not one.decoding), key=lambda one: (one.served, one.key))
+    if limits.wide_rows <= limits.step_rows or sum(one.tokens for one in prompts) <= limits.step_rows:
+        return ()
+    return _prompt_shares(prompts, limits.wide_rows)
+
+
+def _prompt_shares(prompts: Sequence[Ready], rows: int) -> tuple[Share, ...]:
+    """The prompts' parts of that many rows; they come least served first."""
+    shares: list[Share] = []
     flows: dict[str, list[Ready]] = {}
     for one in prompts:
         flows.setdefault(one.workflow, []).append(one)

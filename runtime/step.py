@@ -1,5 +1,7 @@
 """The values that cross between the event loop and the engine thread: a frozen plan in, a frozen result out."""
 
+import math
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,6 +75,18 @@ class StepPlan:
         return sum(len(segment.tokens) for segment in self.segments)
 
 
+@dataclass(slots=True)
+class Slice:
+    """How long a wide step goes on before others have their turn: until `until_s` on the monotonic clock, or until the
+    event loop says `is_over`."""
+
+    until_s: float = math.inf
+    is_over: bool = False
+
+    def has_ended(self) -> bool:
+        return self.is_over or time.monotonic() >= self.until_s
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentResult:
     """What became of a segment: the tokens drawn, or the error that ends this session's call and no other's.
@@ -97,4 +111,11 @@ class StepEngine(Protocol):
 
     def step(self, plan: StepPlan) -> StepResult:
         """Run the plan on the calling thread. One session's error is in its result; raising means the engine broke."""
+        ...
+
+    def go_on(self, plan: StepPlan, turn: Slice) -> StepResult | None:
+        """Begin a wide step, or go on with the one begun, for one slice and at least one pause of its model.
+
+        Other steps may be run in between. None when it isn't finished: call again, with the same plan.
+        """
         ...

@@ -22,7 +22,7 @@ class AliasedExperts:
         self._experts = experts
         self._addresses = addresses
 
-    def visit(self, layer: int, ids: NDArray[np.int32], picks: int) -> ResidentVisit:
+    def visit(self, layer: int, ids: NDArray[np.int32], picks: int, *, in_order: bool = False) -> ResidentVisit:
         self.wanted += len(ids)
         self.picks += picks
         places = (ids.astype(np.int64) + layer * self._experts) % len(self._addresses)

@@ -26,7 +26,7 @@ from serai.runtime.bench.stream_phases import Computing, Phase, PhaseClock, RawD
 from serai.runtime.bench.tiny import TinyModel
 from serai.runtime.loop_delay import LoopDelay
 from serai.runtime.memory.give_back import give_back_freed
-from serai.runtime.memory.plan import MemoryPlan, plan_memory
+from serai.runtime.memory.plan import WIDE_ROWS, MemoryPlan, plan_memory
 from serai.runtime.models.config import parse_config
 from serai.runtime.models.scratch import kernel_scratch_bytes
 from serai.runtime.opening import LEAST_CONTEXT_TOKENS, SESSION_SHARE, open_runtime
@@ -55,7 +55,7 @@ class Scale:
     share: float | None
 
 
-FULL = Scale(answer_tokens=10, warm_tokens=3, prompt_tokens=512, raw_s=1.5, share=None)
+FULL = Scale(answer_tokens=10, warm_tokens=3, prompt_tokens=WIDE_ROWS // SESSIONS, raw_s=1.0, share=None)
 QUICK = Scale(answer_tokens=24, warm_tokens=8, prompt_tokens=256, raw_s=0.5, share=0.4)
 QUICK_SHAPE = replace(with_layers(K3_48B, 4, 32_768), experts=64)
 
@@ -149,13 +149,14 @@ async def _answers(
             for number in range(len(sessions)):
                 tasks.start_soon(answer, number, tokens)
 
-    for session, prompt in zip(sessions, prompts, strict=True):
-        await session.append(prompt[:BEGINNING_TOKENS])
+    async with anyio.create_task_group() as tasks:
+        for session, prompt in zip(sessions, prompts, strict=True):
+            tasks.start_soon(session.append, prompt[:BEGINNING_TOKENS])
     tell(f"{len(sessions)} sessions answer, {scale.warm_tokens} + {scale.answer_tokens} tokens each")
     await all_answer(scale.warm_tokens)
     clock = PhaseClock(rt, disk)
     await all_answer(scale.answer_tokens)
-    phase = clock.stop("answers", len(sessions) * scale.answer_tokens)
+    phase = await run_sync(clock.stop, "answers", len(sessions) * scale.answer_tokens)
     for session in sessions:
         await session.close()
     return phase, said
@@ -169,7 +170,7 @@ async def _prompts(rt: Runtime, disk: RawDisk, prompts: Sequence[Tokens], tell: 
     async with anyio.create_task_group() as tasks:
         for session, prompt in zip(sessions, prompts, strict=True):
             tasks.start_soon(session.append, prompt)
-    phase = clock.stop("prompts", sum(len(prompt) for prompt in prompts))
+    phase = await run_sync(clock.stop, "prompts", sum(len(prompt) for prompt in prompts))
     for session in sessions:
         await session.close()
     return phase
@@ -191,7 +192,7 @@ def claims(answers: Phase, prompts: Phase, made: StreamModel) -> list[Claim]:
             "of the raw rate",
             0.9,
             f"{rate / 1e9:.2f} GB/s while {SESSIONS} sessions answer, {answers.raw_rate / 1e9:.2f} GB/s by plain "
-            f"direct reads of the same records before and after; {size}",
+            f"direct reads of the same records afterwards; {size}",
         )
     )
     found.append(

@@ -16,7 +16,7 @@ from serai.runtime.sessions.journal import Journal
 from serai.runtime.sessions.session import Session
 from serai.runtime.sessions.turns import Span, Timeline
 from serai.runtime.state import StatePool
-from serai.runtime.step import StepPlan, StepResult
+from serai.runtime.step import Slice, StepPlan, StepResult
 
 K3_STATE = StateLayout(
     kda_shape=(69, 96, 128, 128),
@@ -74,6 +74,9 @@ class _NoEngine:
     """Nothing is fed here."""
 
     def step(self, plan: StepPlan) -> StepResult:
+        raise AssertionError("a fork feeds nothing")
+
+    def go_on(self, plan: StepPlan, turn: Slice) -> StepResult | None:
         raise AssertionError("a fork feeds nothing")
 
 

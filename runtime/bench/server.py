@@ -25,7 +25,7 @@ from serai.runtime.server.app import serving
 from serai.runtime.server.options import ServerOptions
 from serai.runtime.server.running import listen, run_app
 from serai.runtime.server.service import Service
-from serai.runtime.step import StepEngine, StepPlan, StepResult
+from serai.runtime.step import Slice, StepEngine, StepPlan, StepResult
 
 STEP_S = 0.02
 CLIENTS = 64
@@ -56,6 +56,9 @@ class Paced:
         result = self._engine.step(plan)
         time.sleep(max(0.0, began_s + STEP_S - time.monotonic()))
         return result
+
+    def go_on(self, plan: StepPlan, turn: Slice) -> StepResult | None:
+        return self._engine.go_on(plan, turn)
 
 
 @dataclass(frozen=True, slots=True)

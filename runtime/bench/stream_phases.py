@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +14,9 @@ from serai.runtime.bench.aliased import AliasedExperts
 from serai.runtime.checks.stepping import Stepper
 from serai.runtime.engine import Engine
 from serai.runtime.experts.cache import aligned_bytes
-from serai.runtime.experts.calibrate import read_rate
+from serai.runtime.experts.calibrate import TRIED
 from serai.runtime.experts.slots import CacheCounters
-from serai.runtime.experts.source import open_source
+from serai.runtime.experts.source import ExpertSource, open_source
 from serai.runtime.experts.streamed import StreamedExperts
 from serai.runtime.models.kimi import KimiModel
 from serai.runtime.models.open_model import LoadedModel, find_model
@@ -23,8 +25,8 @@ from serai.runtime.state import State, StatePool
 
 Tokens = NDArray[np.int32]
 
-RAW_READS = 4
-"""Direct reads in flight while the disk's own rate is measured."""
+LEAST_RAW_READS = 4
+"""Fewer in flight leave every disk idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +76,56 @@ class Phase:
         }
 
 
+class NotedReads:
+    """A source that notes which experts are read, in the order in which their reads begin."""
+
+    def __init__(self, source: ExpertSource) -> None:
+        self.source = source
+        self.reads: list[tuple[int, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
+
+    def read(self, layer: int, expert: int, record: NDArray[np.uint8], scratch: NDArray[np.uint8]) -> int:
+        self.reads.append((layer, expert))
+        return self.source.read(layer, expert, record, scratch)
+
+
 class RawDisk:
-    """Plain direct reads of the same records, a moment at a time; a context manager."""
+    """Plain direct reads of the records that a phase has read, in its order; a context manager."""
 
     def __init__(self, folder: Path, try_s: float) -> None:
+        """Touches all the memory it will use, so that what is opened afterwards isn't charged with it."""
         found = find_model(folder)
         with found.files:
             self._source = open_source(found.config, found.files, found.prefix)
-        self._memory = [aligned_bytes(self._source.record_bytes) for _ in range(RAW_READS)]
+        self._memory = [aligned_bytes(self._source.record_bytes) for _ in range(max(TRIED))]
+        for record in self._memory:
+            record.fill(0)
         self._try_s = try_s
-        self._seed = 0
 
-    def rate(self) -> float:
-        """Bytes a second, now."""
-        self._seed += 1  # other records each time
-        return read_rate(self._source, self._memory, try_s=self._try_s, seed=self._seed, raw=True)
+    def rate(self, reads: Sequence[tuple[int, int]]) -> float:
+        """Bytes a second of reading these experts again, with as many reads in flight as give most."""
+        return max(self._rate(reads, count) for count in TRIED if count >= LEAST_RAW_READS)
+
+    def _rate(self, reads: Sequence[tuple[int, int]], in_flight: int) -> float:
+        left = iter(reads)  # an iterator over a sequence hands each item to one thread
+        until_s = time.monotonic() + self._try_s
+
+        def work(record: NDArray[np.uint8]) -> int:
+            taken = 0
+            for layer, expert in left:
+                for span in self._source.spans(layer, expert):
+                    self._source.read_span(span, record[: span.page_bytes])
+                    taken += span.page_bytes
+                if time.monotonic() >= until_s:
+                    break
+            return taken
+
+        began_s = time.monotonic()
+        with ThreadPoolExecutor(in_flight) as pool:
+            taken = sum(pool.map(work, self._memory[:in_flight]))
+        return taken / (time.monotonic() - began_s)
 
     def __enter__(self) -> "RawDisk":
         return self
@@ -98,17 +135,19 @@ class RawDisk:
 
 
 class PhaseClock:
-    """Starts when made; `stop` gives the phase. The disk's rate is the mean of before and after."""
+    """Starts when made; `stop` gives the phase. The disk's rate is measured after it, by its own reads."""
 
     def __init__(self, rt: Runtime, disk: RawDisk) -> None:
         self._disk = disk
-        self._before_rate = disk.rate()
         self._streamed = streamed_in(rt)
+        self._noted = NotedReads(self._streamed.source)
+        self._streamed.reader._source = self._noted
         self._before = self._streamed.status
         self._began_s = time.perf_counter()
 
     def stop(self, name: str, tokens: int) -> Phase:
         seconds = time.perf_counter() - self._began_s
+        self._streamed.reader._source = self._streamed.source
         after, before = self._streamed.status, self._before
         counters = {
             field: getattr(after.cache, field) - getattr(before.cache, field)
@@ -121,7 +160,7 @@ class PhaseClock:
             cache=CacheCounters(**counters),
             read_bytes=after.reads.read_bytes - before.reads.read_bytes,
             reading_s=after.reads.reading_s - before.reads.reading_s,
-            raw_rate=(self._before_rate + self._disk.rate()) / 2,
+            raw_rate=self._disk.rate(self._noted.reads),
             compute_s=0.0,
             record_bytes=after.slot_bytes,
         )
@@ -134,7 +173,15 @@ class Computing:
         streamed, model = streamed_in(rt), model_in(rt)
         places = streamed.cache.addresses(np.arange(streamed.cache.slots))
         self.experts = AliasedExperts(streamed.layout, streamed.cache.experts, places)
-        aliased = KimiModel(model.config, model.weights, self.experts, model.layout, max_rows=model.max_rows, fast=True)
+        aliased = KimiModel(
+            model.config,
+            model.weights,
+            self.experts,
+            model.layout,
+            max_rows=model.max_rows,
+            wide_rows=model.wide_rows,
+            fast=True,
+        )
         self._layout = model.layout
         self._loaded = LoadedModel(aliased, model.layout, rt._services.journal._fingerprint)
 
@@ -157,8 +204,9 @@ class Computing:
     def prompts(self, prompts: Sequence[Tokens]) -> float:
         """Seconds of reading all prompts side by side, in steps as large as they may be."""
         stepper = Stepper(self._loaded, StatePool(self._layout))
+        stepper.max_rows = max(stepper.max_rows, self._loaded.model.wide_rows)
         states: list[State] = [stepper.pool.empty() for _ in prompts]
-        share = self._loaded.model.max_rows // len(prompts)
+        share = stepper.max_rows // len(prompts)
         began_s = time.perf_counter()
         for start in range(0, len(prompts[0]), share):
             parts = [prompt[start : start + share] for prompt in prompts]

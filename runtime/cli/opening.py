@@ -87,7 +87,7 @@ def open_model(
     from serai.runtime.memory.limits import default_budget
     from serai.runtime.models.open_model import Precision, find_model, load_model
     from serai.runtime.models.trunk import Trunk
-    from serai.runtime.opening import expert_slots
+    from serai.runtime.opening import expert_room
     from serai.runtime.scheduler import Limits
 
     chosen, held = Precision.parse(precision), Trunk.parse(trunk)
@@ -96,7 +96,7 @@ def open_model(
     try:
         if threads is not None:
             set_threads(threads)  # before the plan: each thread has memory of its own
-        slots = expert_slots(found, chosen, budget_bytes, held)
+        slots = expert_room(found, chosen, budget_bytes, held).slots
         with opening_progress() as tell:
             kernels.warm(lambda step: tell("kernels", step.done, step.total))
             loaded = load_model(

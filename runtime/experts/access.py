@@ -11,7 +11,7 @@ arrive, so that computing and reading overlap. In which batch an expert comes de
             if batch is not None:
                 compute(ids[batch.which], batch.addresses)
             elif not visit.finished:
-                yield experts.wait         # nothing has arrived: the engine runs something else, or waits
+                yield visit.wait           # nothing has arrived: the engine runs something else, or waits
     finally:
         visit.close()
 
@@ -62,6 +62,10 @@ class Visit(Protocol):
         """The next batch, giving the one before back; None when nothing has arrived since."""
         ...
 
+    def wait(self, timeout_s: float) -> None:
+        """Wait until there may be something to take, but no longer than that."""
+        ...
+
     def close(self) -> None:
         """Give everything back; reads nobody else waits for are dropped. Closing twice is harmless."""
         ...
@@ -78,8 +82,12 @@ class Experts(Protocol):
         """Bytes held of the budget."""
         ...
 
-    def visit(self, layer: int, ids: NDArray[np.int32], picks: int) -> Visit:
-        """Ask for these distinct experts of a layer (counted from 0), which all rows together picked `picks` times."""
+    def visit(self, layer: int, ids: NDArray[np.int32], picks: int, *, in_order: bool = False) -> Visit:
+        """Ask for these distinct experts of a layer (counted from 0), which all rows together picked `picks` times.
+
+        With `in_order` they are handed out in the order of `ids`, a few at a time: for when there are so many that
+        they can't all be kept, and what is computed of one can't wait for those before it.
+        """
         ...
 
     def guess(self, layer: int, ids: NDArray[np.int32]) -> None:
@@ -88,7 +96,7 @@ class Experts(Protocol):
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a visit may have something to take, but no longer than that."""
+        """Wait until any visit may have something to take, but no longer than that."""
         ...
 
     def close(self) -> None: ...
@@ -140,7 +148,7 @@ class ResidentExperts:
     def nbytes(self) -> int:
         return self._records.nbytes
 
-    def visit(self, layer: int, ids: NDArray[np.int32], picks: int) -> "ResidentVisit":
+    def visit(self, layer: int, ids: NDArray[np.int32], picks: int, *, in_order: bool = False) -> "ResidentVisit":
         addresses = self._first[layer] + ids.astype(np.int64) * self.layout.record_bytes
         return ResidentVisit(Batch(np.arange(len(ids)), addresses) if len(ids) else None)
 
@@ -169,6 +177,9 @@ class ResidentVisit:
     def take(self) -> Batch | None:
         batch, self._batch = self._batch, None
         return batch
+
+    def wait(self, timeout_s: float) -> None:
+        """Nothing to wait for."""
 
     def close(self) -> None:
         self._batch = None

@@ -66,10 +66,10 @@ class StreamedExperts:
             degraded=self._degraded,
         )
 
-    def visit(self, layer: int, ids: NDArray[np.int32], picks: int) -> "StreamedVisit":
+    def visit(self, layer: int, ids: NDArray[np.int32], picks: int, *, in_order: bool = False) -> "StreamedVisit":
         self._collect()
         self._drop_wrong_guesses(layer, ids)
-        visit = StreamedVisit(self, layer, ids, picks)
+        visit = StreamedVisit(self, layer, ids, picks, in_order)
         self._visits.append(visit)
         return visit
 
@@ -147,10 +147,16 @@ class StreamedExperts:
             self.cache.cancel_load(slot)
 
 
+MOST_IN_ORDER = 8
+"""Experts that an ordered visit hands out at once: their slots are given back together, and new reads begin then."""
+
+
 class StreamedVisit:
     """One layer's experts for one step; made by `StreamedExperts.visit`."""
 
-    def __init__(self, experts: StreamedExperts, layer: int, ids: NDArray[np.int32], picks: int) -> None:
+    def __init__(
+        self, experts: StreamedExperts, layer: int, ids: NDArray[np.int32], picks: int, in_order: bool
+    ) -> None:
         self._experts = experts
         self._layer = layer
         self._ids = ids
@@ -159,7 +165,15 @@ class StreamedVisit:
         self._given = np.empty(0, dtype=np.int64)
         self._failures: dict[int, SeraiError] = {}
         self._seen = -1
-        self._hold(np.flatnonzero(self._slots != NOT_HELD))
+        # A wide step's visit may be left standing while other steps are run: they have the other half of the slots.
+        self._window = experts.cache.slots // 2 if in_order else len(ids)
+        if self._window == 0 and len(ids):
+            raise ValueError("a visit in order needs a cache of two slots or more")
+        self._in_order = in_order
+        if in_order:
+            self._slots[:] = NOT_HELD  # held when its turn is near
+        else:
+            self._hold(np.flatnonzero(self._slots != NOT_HELD))
         self._begin_missing()
 
     @property
@@ -176,12 +190,22 @@ class StreamedVisit:
         self._seen = self._experts._changes
         self._begin_missing()
         held = np.flatnonzero(self._open & (self._slots != NOT_HELD))
-        which = held[self._experts.cache.states(self._slots[held]) != SlotState.LOADING]
+        ready = self._experts.cache.states(self._slots[held]) != SlotState.LOADING
+        which = held[ready]
+        if self._in_order:
+            # Nothing before it may be missing: neither loading nor without a slot yet.
+            run = np.flatnonzero(self._open)[:MOST_IN_ORDER]
+            which = run[: int(np.cumprod(np.isin(run, which)).sum())]
         if not len(which):
             return None
         self._open[which] = False
         self._given = self._slots[which]
         return Batch(which, self._experts.cache.addresses(self._given))
+
+    def wait(self, timeout_s: float) -> None:
+        # What another visit collected or gave back since this one looked may be what this one waits for.
+        if self._seen == self._experts._changes:
+            self._experts.reader.wait(timeout_s)
 
     def close(self) -> None:
         if self not in self._experts._visits:
@@ -216,6 +240,7 @@ class StreamedVisit:
     def _begin_missing(self) -> None:
         """Have read what is still missing, as far as there are slots; another visit may have begun some of it."""
         missing = np.flatnonzero(self._open & (self._slots == NOT_HELD))
+        missing = missing[: self._window - np.count_nonzero(self._open & (self._slots != NOT_HELD))]
         if not len(missing):
             return
         self._slots[missing] = self._experts.cache.lookup(self._layer, self._ids[missing])

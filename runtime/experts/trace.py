@@ -132,9 +132,9 @@ class TracedExperts:
     def nbytes(self) -> int:
         return self._experts.nbytes
 
-    def visit(self, layer: int, ids: NDArray[np.int32], picks: int) -> Visit:
+    def visit(self, layer: int, ids: NDArray[np.int32], picks: int, *, in_order: bool = False) -> Visit:
         self._recorder.add(layer, ids, picks)
-        return self._experts.visit(layer, ids, picks)
+        return self._experts.visit(layer, ids, picks, in_order=in_order)
 
     def guess(self, layer: int, ids: NDArray[np.int32]) -> None:
         self._experts.guess(layer, ids)

@@ -31,6 +31,10 @@ from serai.runtime.state import Part, part_bytes, session_bytes
 DEFAULT_CONTEXT_TOKENS = 4096
 DEFAULT_STEP_ROWS = 256
 
+WIDE_ROWS = 2048
+"""Prompt tokens that a streaming model reads together, if the budget has room for them: a layer's experts are read once
+for all. More would save little: at 2,048 nearly every expert has dozens of rows to compute with."""
+
 FIXED_STATES_RUNNING = 3
 """Fixed states of a running session: before the step, after it, and the one kept at the turn's start for undo."""
 
@@ -60,6 +64,9 @@ class MemoryPlan:
     `expert_bytes` is a routed expert in the files, `expert_slot_bytes` the record that holds one in memory; the floors
     and `min_expert_bytes` count records.
 
+    `wide_scratch_bytes` is what steps of `wide_rows` rows take beside `scratch_bytes`, where experts are streamed and
+    the budget has room; no floor counts it.
+
     `session_bytes` is KDA state, conv tails and the latents of `context_tokens`; `hot_session_bytes` is what a
     session in RAM holds: that, with whole pages of latents and the next-token logits. `running_session_bytes` adds the
     other fixed states and the page copy of a session that is being stepped.
@@ -78,6 +85,8 @@ class MemoryPlan:
     q8_trunk_saves_bytes: int
     trunk_stored_bytes: int
     scratch_bytes: int
+    wide_rows: int
+    wide_scratch_bytes: int
     moe_layers: int
     experts_per_layer: int
     experts_per_token: int
@@ -173,6 +182,8 @@ def plan_memory(
         q8_trunk_saves_bytes=held[trunk] - held[Trunk.Q8] - (activations if trunk is not Trunk.Q8 else 0),
         trunk_stored_bytes=sum(_stored_bytes(spec, dtypes[name], files, prefix + name) for name, spec in specs.items()),
         scratch_bytes=scratch,
+        wide_rows=WIDE_ROWS if moe is not None else 0,
+        wide_scratch_bytes=shape.wide_bytes(WIDE_ROWS) if moe is not None else 0,
         moe_layers=config.moe_layers,
         experts_per_layer=per_layer,
         experts_per_token=per_token,

@@ -43,6 +43,30 @@ class Outputs:
     failures: Mapping[int, SeraiError] = field(default_factory=dict)
 
 
+def cut_rows(batch: Batch, first: int, end: int, between: int) -> tuple[Batch, bool]:
+    """Rows `[first, end)` as a batch of their own, to be run after that of the rows before; none of its logits are
+    wanted. Whether its first segment goes on from there: then that one's `state_in` is `between`, to which the caller
+    copies what the rows before have left in its `state_out`."""
+    head = int(np.searchsorted(batch.seg_start, first, side="right")) - 1
+    tail = int(np.searchsorted(batch.seg_start, end, side="left"))
+    starts = np.clip(batch.seg_start[head : tail + 1], first, end)
+    state_in = batch.state_in[head:tail].copy()
+    goes_on = bool(batch.seg_start[head] < first)
+    if goes_on:
+        state_in[0] = between
+    pages = batch.page_start[head : tail + 1]
+    return Batch(
+        tokens=batch.tokens[first:end],
+        seg_start=starts - first,
+        seg_pos=batch.seg_pos[head:tail] + starts[:-1] - batch.seg_start[head:tail],
+        state_in=state_in,
+        state_out=batch.state_out[head:tail],
+        page_addr=batch.page_addr[pages[0] : pages[-1]],
+        page_start=pages - pages[0],
+        logit_rows=np.zeros(0, np.int64),
+    ), goes_on
+
+
 def rows_with_logits(segment: Segment, end: int) -> NDArray[np.int64]:
     """The rows whose logits are wanted of a segment that ends before row `end`: its last, and those before guesses."""
     wanted = segment.draft is not None and segment.draft.logits is not None

@@ -19,7 +19,7 @@ from serai.kernels.norms import add as add_rows
 from serai.kernels.norms import rms_norm, sigmoid_gate
 from serai.kernels.quantize import quantize_rows
 from serai.runtime.errors import SeraiError
-from serai.runtime.experts.access import Experts, Wait, pairs_of
+from serai.runtime.experts.access import Experts, Visit, Wait, pairs_of
 from serai.runtime.models.batch import Batch
 from serai.runtime.models.config import ModelConfig, MoeConfig
 from serai.runtime.models.scratch import Scratch
@@ -202,49 +202,90 @@ def moe_layer(
     context: Context,
     weights: MoeWeights,
     layer: int,
-    following: MoeWeights | None,
     normed: NDArray[np.float32],
     running: NDArray[np.float32],
 ) -> Iterator[Wait]:
     """Routed experts (on a latent, where the model has one) and shared ones; adds to `running`.
 
-    Pauses while experts are being read, saying what to wait for. `layer` counts all layers from 0; `following` is the
-    next layer if it is of this kind: what its router says of this layer's input is a good guess at what it will want.
+    Pauses while experts are being read, saying what to wait for. `layer` counts all layers from 0.
     """
     moe, scratch, rows = context.moe, context.scratch, len(normed)
     scores = scratch.view("scores", rows, moe.experts)
     picks = scratch.picks(rows)
     pick_weights = scratch.view("pick_weights", rows, moe.experts_per_token)
-    guess = None
-    if following is not None and context.looks_ahead and rows <= MOST_ROWS_TO_GUESS:
-        _route(context, following, normed, scores, picks, pick_weights)
-        ids, counts = np.unique(picks, return_counts=True)
-        guess = ids[np.argsort(-counts, kind="stable")]
-    _route(context, weights, normed, scores, picks, pick_weights)
-
-    source, column = normed, 0
-    if weights.projections is not None:
-        projected = scratch.view("projected", rows, weights.projections.width)
-        product(context, normed, weights.projections.matrices, projected)
-        if moe.has_latent:
-            source, column = projected, weights.projections.columns["latent"]
+    route_rows(context, weights, normed, scores, picks, pick_weights)
+    found = group(picks, moe.experts, scratch.distinct, scratch.starts, scratch.pairs)
+    # Reading begins here; what doesn't need the experts is computed meanwhile.
+    visit = context.experts.visit(layer, scratch.distinct[:found], picks.size)
+    try:
+        source, column, projected = expert_inputs(context, weights, normed)
+        shared = None
+        if weights.shared_down is not None:
+            shared = shared_inner(context, weights, projected, scratch.view("wide", rows, moe.shared_inner))
+        each = scratch.view("expert_out", picks.size, moe.latent)
+        yield from _routed_experts(context, visit, found, source, column, picks, each)
+    finally:
+        visit.close()
     routed = scratch.view("mixed", rows, moe.latent)
-    yield from _routed_experts(context, layer, source, column, picks, pick_weights, routed, guess)
+    combine(each, pick_weights, routed)
+    add_experts(context, weights, routed, shared, running)
+
+
+def guess_experts(context: Context, weights: MoeWeights, layer: int, normed: NDArray[np.float32]) -> None:
+    """Have experts read that `layer`'s router would pick if `normed` were its input; it changes no result."""
+    moe, scratch, rows = context.moe, context.scratch, len(normed)
+    scores, picks = scratch.view("scores", rows, moe.experts), scratch.picks(rows)
+    route_rows(context, weights, normed, scores, picks, scratch.view("pick_weights", rows, moe.experts_per_token))
+    ids, counts = np.unique(picks, return_counts=True)
+    context.experts.guess(layer, ids[np.argsort(-counts, kind="stable")])
+
+
+def expert_inputs(
+    context: Context, weights: MoeWeights, normed: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], int, NDArray[np.float32]]:
+    """What the routed experts read: rows, and the column where `latent` numbers of each begin. Beside it the projected
+    input in which the shared experts find theirs, if there are any."""
+    if weights.projections is None:
+        return normed, 0, normed
+    projected = context.scratch.view("projected", len(normed), weights.projections.width)
+    product(context, normed, weights.projections.matrices, projected)
+    if context.moe.has_latent:
+        return projected, weights.projections.columns["latent"], projected
+    return normed, 0, projected
+
+
+def shared_inner(
+    context: Context, weights: MoeWeights, projected: NDArray[np.float32], out: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """The shared experts' inner activations `[rows, shared_inner]`, into `out`."""
+    if weights.projections is None:
+        raise AssertionError("shared experts have projections")
+    columns = weights.projections.columns
+    gate, up = columns["shared_gate"], columns["shared_up"]
+    activate(projected, gate, up, context.moe.shared_inner, context.config.activation, out, 0)
+    return out
+
+
+def add_experts(
+    context: Context,
+    weights: MoeWeights,
+    routed: NDArray[np.float32],
+    shared: NDArray[np.float32] | None,
+    running: NDArray[np.float32],
+) -> None:
+    """Add the sum of the routed experts `[rows, latent]`, which is spoilt, and what the shared ones make of their inner
+    activations."""
     if weights.latent_up is None:
         add_rows(running, routed, running)
     else:
         if weights.latent_norm is not None:
-            rms_norm(routed, 0, moe.latent, weights.latent_norm, context.config.rms_norm_eps, routed, 0)
+            rms_norm(routed, 0, context.moe.latent, weights.latent_norm, context.config.rms_norm_eps, routed, 0)
         product(context, routed, [(weights.latent_up, 0)], running, add=True)
-    if weights.shared_down is not None and weights.projections is not None:
-        inner = scratch.view("wide", rows, moe.shared_inner)
-        columns = weights.projections.columns
-        gate, up = columns["shared_gate"], columns["shared_up"]
-        activate(projected, gate, up, moe.shared_inner, context.config.activation, inner, 0)
-        product(context, inner, [(weights.shared_down, 0)], running, add=True)
+    if weights.shared_down is not None and shared is not None:
+        product(context, shared, [(weights.shared_down, 0)], running, add=True)
 
 
-def _route(
+def route_rows(
     context: Context,
     weights: MoeWeights,
     normed: NDArray[np.float32],
@@ -271,53 +312,42 @@ def _route(
 
 def _routed_experts(
     context: Context,
-    layer: int,
+    visit: Visit,
+    found: int,
     source: NDArray[np.float32],
     column: int,
     picks: NDArray[np.int32],
-    pick_weights: NDArray[np.float32],
-    routed: NDArray[np.float32],
-    guess: NDArray[np.int32] | None,
+    each: NDArray[np.float32],
 ) -> Iterator[Wait]:
-    """The weighted sum of each row's experts, in ascending expert id, into `routed` `[rows, latent]`.
+    """What every pair's expert makes of its row's source, into `each` `[rows * picks, latent]`.
 
-    Experts are computed with as they become available; each pair's output is kept until all are there. What the next
-    layer will probably want (`guess`) is asked for once this layer's own reads are under way.
+    Experts are computed with as they become available, which is why each pair's output is kept until all are there.
     """
     scratch, held = context.scratch, context.experts
-    found = group(picks, context.moe.experts, scratch.distinct, scratch.starts, scratch.pairs)
-    ids, starts, pairs = scratch.distinct[:found], scratch.starts[: found + 1], scratch.pairs[: picks.size]
+    starts, pairs = scratch.starts[: found + 1], scratch.pairs[: picks.size]
     inner = scratch.view("inner", picks.size, held.layout.inner)
-    each = scratch.view("expert_out", picks.size, held.layout.latent)
-    visit = held.visit(layer, ids, picks.size)
-    try:
-        if guess is not None:
-            held.guess(layer + 1, guess)
-        while not visit.finished:
-            batch = visit.take()
-            if batch is not None:
-                everything = len(batch.which) == found
-                some_starts, some_pairs = (starts, pairs) if everything else pairs_of(batch.which, starts, pairs)
-                experts(
-                    source,
-                    column,
-                    held.layout,
-                    batch.addresses,
-                    some_starts,
-                    some_pairs,
-                    picks.shape[1],
-                    context.config.activation,
-                    inner,
-                    each,
-                    fast=context.fast,
-                    quantised=scratch.quantised,
-                )
-            elif not visit.finished:
-                yield held.wait
-        for place, error in visit.failures.items():
-            lost = pairs[starts[place] : starts[place + 1]]
-            each[lost] = 0
-            context.failures.update((int(pair) // picks.shape[1], error) for pair in lost)
-    finally:
-        visit.close()
-    combine(each, pick_weights, routed)
+    while not visit.finished:
+        batch = visit.take()
+        if batch is not None:
+            everything = len(batch.which) == found
+            some_starts, some_pairs = (starts, pairs) if everything else pairs_of(batch.which, starts, pairs)
+            experts(
+                source,
+                column,
+                held.layout,
+                batch.addresses,
+                some_starts,
+                some_pairs,
+                picks.shape[1],
+                context.config.activation,
+                inner,
+                each,
+                fast=context.fast,
+                quantised=scratch.quantised,
+            )
+        elif not visit.finished:
+            yield visit.wait
+    for place, error in visit.failures.items():
+        lost = pairs[starts[place] : starts[place + 1]]
+        each[lost] = 0
+        context.failures.update((int(pair) // picks.shape[1], error) for pair in lost)

@@ -99,12 +99,13 @@ def load_model(
     max_rows: int,
     trunk: Trunk = Trunk.AS_STORED,
     expert_slots: int | None = None,
+    wide_rows: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
     """Read the weights and make the scratch for steps of `max_rows` rows; `progress(done, total)` counts layers.
 
     With `expert_slots` that many routed experts are held at a time and read when they are needed; otherwise all are in
-    memory.
+    memory. With `wide_rows` there is room for steps of that many rows as well, which read a layer's experts once.
     """
     config = found.config
     layout = state_layout(config, precision.latents)
@@ -118,6 +119,7 @@ def load_model(
         experts,
         layout,
         max_rows=max_rows,
+        wide_rows=wide_rows,
         fast=precision is Precision.FAST,
         trunk=trunk,
         looks_ahead=expert_slots is not None,

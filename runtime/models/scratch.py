@@ -30,6 +30,7 @@ class Scratch:
 
     def __init__(self, config: ModelConfig, max_rows: int, *, fast: bool, trunk: Trunk = Trunk.AS_STORED) -> None:
         shape = self._shape = ScratchShape.of(config)
+        self.rows = max_rows
         pairs = max_rows * shape.picks
         widths = {
             "blocks": shape.blocks * shape.hidden,

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+from serai.checkpoints.snapshot import LatentType
 from serai.runtime.memory.weights import padded_rows
 from serai.runtime.models.config import LayerKind, ModelConfig
+from serai.runtime.models.layout import state_layout
 from serai.runtime.models.trunk import Q8_GROUP
+from serai.runtime.state import Part, part_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,8 +15,8 @@ class ScratchShape:
     """Widths, in 4-byte numbers a row, of the buffers a step needs.
 
     Layers take turns, so each buffer is as wide as its widest use; `inputs` is the widest input of a projection, for an
-    8-bit trunk. Not among them: the logits of a row, which belong to the session's state, and what each compute thread
-    keeps for itself.
+    8-bit trunk; `state` counts the numbers of a session's fixed state, not of a row. Not among them: the logits of a
+    row, which belong to the session's state, and what each compute thread keeps for itself.
     """
 
     hidden: int
@@ -27,6 +30,8 @@ class ScratchShape:
     expert_out: int
     experts: int
     inputs: int
+    shared_inner: int
+    state: int
 
     @classmethod
     def of(cls, config: ModelConfig) -> "ScratchShape":
@@ -45,6 +50,8 @@ class ScratchShape:
             expert_out=0 if moe is None else moe.latent,
             experts=0 if moe is None else moe.experts,
             inputs=max(_inputs(config)) // Q8_GROUP * Q8_GROUP,
+            shared_inner=0 if moe is None else moe.shared_inner,
+            state=part_bytes(state_layout(config, LatentType.FLOAT32), Part.FIXED) // 4,
         )
 
     def bytes_for(self, rows: int) -> int:
@@ -55,6 +62,13 @@ class ScratchShape:
         floats = self.hidden * (self.blocks + 1) + self.projected + self.wide + self.second + self.mixed + experts
         floats += self.experts  # the router's scores
         return 4 * (rows * floats + self.distinct(rows) + self.starts(rows))
+
+    def wide_bytes(self, rows: int) -> int:
+        """Bytes that passes of up to that many rows need beside the working memory of ordinary steps."""
+        # What outlives a tile: blocks, what the experts read and their sum, the shared ones' activations, picks and
+        # their weights, and each expert's pairs. Beside it the state of one session between two tiles.
+        floats = self.hidden * self.blocks + 2 * self.expert_out + self.shared_inner + 3 * self.picks
+        return 4 * (rows * floats + self.distinct(rows) + self.starts(rows) + self.state)
 
     def q8_activation_bytes(self, rows: int) -> int:
         """Bytes of the 8-bit activations that an 8-bit trunk needs beside: codes, and three numbers per 32 of them."""

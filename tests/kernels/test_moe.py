@@ -10,7 +10,7 @@ from serai.kernels import matrix, naive, threads
 from serai.kernels.activation import activate
 from serai.kernels.experts import ExpertLayout, pack_expert
 from serai.kernels.matrix import Format
-from serai.kernels.moe import combine, experts
+from serai.kernels.moe import combine, combine_some, experts
 from serai.kernels.quantize import Quantized
 from serai.kernels.route import group, route
 from tests.kernels.simd_paths import digest, on_every_path
@@ -358,9 +358,26 @@ def test_outputs_are_summed_in_ascending_order(rows: int, k: int, latent: int) -
     assert (out == total).mean() > 0.999
 
 
+@pytest.mark.parametrize(("rows", "k", "latent"), [(1, 1, 1), (7, 4, 37), (40, 8, 1040)])
+def test_a_few_pairs_at_a_time_give_the_same_sum(rows: int, k: int, latent: int) -> None:
+    """Experts in ascending order, in calls of any size: the bits of all at once, the sign of a zero too."""
+    y, weights = normal(rows * k, latent), normal(rows, k, seed=1)
+    y[::3] *= -0.0
+    whole, out = unset(rows, latent), unset(rows, latent)
+    combine(y, weights, whole)
+    pairs = np.arange(rows * k, dtype=np.int32).reshape(rows, k).T.reshape(-1)  # first picks, then second ones
+    for some in np.array_split(pairs, 5):
+        combine_some(np.ascontiguousarray(y[some]), np.ascontiguousarray(some), weights, out)
+    assert out.tobytes() == whole.tobytes()
+
+
 def test_shapes_that_do_not_combine_are_refused() -> None:
     with pytest.raises(ValueError, match="do not combine"):
         combine(normal(4, 8), normal(2, 3), unset(2, 8))
+    with pytest.raises(ValueError, match="do not make"):
+        combine_some(normal(4, 8), np.arange(3, dtype=np.int32), normal(2, 3), unset(2, 8))
+    with pytest.raises(ValueError, match="not all among 6"):
+        combine_some(normal(1, 8), np.array([6], np.int32), normal(2, 3), unset(2, 8))
 
 
 def bits() -> str:

@@ -10,7 +10,7 @@ from serai.runtime import Runtime, SamplingParams, open_runtime
 from serai.runtime.errors import LogitsInvalid
 from serai.runtime.models.open_model import Precision
 from serai.runtime.services import Policy
-from serai.runtime.step import SegmentResult, StepEngine, StepPlan, StepResult
+from serai.runtime.step import SegmentResult, Slice, StepEngine, StepPlan, StepResult
 
 pytestmark = pytest.mark.anyio
 
@@ -28,6 +28,9 @@ class Failing:
     def __init__(self, engine: StepEngine) -> None:
         self._engine = engine
         self.shared = 0
+
+    def go_on(self, plan: StepPlan, turn: Slice) -> StepResult | None:
+        return self._engine.go_on(plan, turn)
 
     def step(self, plan: StepPlan) -> StepResult:
         result = self._engine.step(plan)

@@ -19,7 +19,7 @@ from serai.runtime.models.scratch import kernel_scratch_bytes
 from serai.runtime.models.scratch_shape import ScratchShape
 from serai.runtime.models.trunk import Trunk
 from serai.runtime.models.weights import KdaWeights, MlaWeights, MoeWeights
-from serai.runtime.opening import LEAST_CONTEXT_TOKENS, expert_slots
+from serai.runtime.opening import LEAST_CONTEXT_TOKENS, expert_room
 from serai.runtime.scheduler import Limits
 from serai.runtime.state import StatePool
 
@@ -116,7 +116,7 @@ def test_opening_plans_no_8_bit_activations_for_exact(tmp_path: Path) -> None:
         trunk=Trunk.Q8,
         fast=False,
     )
-    assert expert_slots(found, Precision.EXACT, plan.floor_bytes.float32, Trunk.Q8) is None
+    assert expert_room(found, Precision.EXACT, plan.floor_bytes.float32, Trunk.Q8).slots is None
     found.files.close()
 
 

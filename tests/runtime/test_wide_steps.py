@@ -1,0 +1,256 @@
+"""Thousands of prompt tokens read layer by layer have the bits of any other way to read them, and starve no answer."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import numpy as np
+import pytest
+
+from serai.runtime import SamplingParams, Session, open_runtime
+from serai.runtime.bench.tiny import TINY_K3, TINY_LINEAR, ExpertType, TinyModel, write_tiny_model
+from serai.runtime.checks.stepping import Stepper
+from serai.runtime.engine import Engine
+from serai.runtime.errors import SeraiError
+from serai.runtime.experts.streamed import StreamedExperts
+from serai.runtime.memory.plan import WIDE_ROWS, plan_memory
+from serai.runtime.models.batch import Batch
+from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
+from serai.runtime.models.scratch import kernel_scratch_bytes
+from serai.runtime.models.scratch_shape import ScratchShape
+from serai.runtime.opening import LEAST_CONTEXT_TOKENS, expert_room
+from serai.runtime.scheduler import Limits
+from serai.runtime.services import Policy
+from serai.runtime.state import StatePool
+from serai.runtime.step import AbortFlag, Segment, Slice, StepPlan, StepResult
+from tests.runtime.fake_runtime import fake_runtime
+from tests.runtime.gate import Gate
+from tests.runtime.scripted import GREEDY, ScriptedModel, greedy_by_hand
+
+pytestmark = pytest.mark.anyio
+
+ROWS = 16
+WIDE = 200
+LENGTHS = (3, 70, 1, 16, 45)
+PROMPTS = [np.random.default_rng(n).integers(0, 96, length).astype(np.int32) for n, length in enumerate(LENGTHS)]
+
+
+@pytest.fixture(scope="module", params=[TINY_K3, TINY_LINEAR, None], ids=["packed", "plain", "nano"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str | Path:
+    shape: TinyModel | None = request.param
+    if shape is None:
+        return "nano"
+    folder = tmp_path_factory.mktemp("models") / "model"
+    write_tiny_model(folder, shape)
+    return folder
+
+
+@contextmanager
+def loaded(model: str | Path, precision: Precision, slots: int | None) -> Iterator[LoadedModel]:
+    found = find_model(model)
+    held = load_model(found, precision, max_rows=ROWS, wide_rows=WIDE, expert_slots=slots)
+    try:
+        yield held
+    finally:
+        held.model.close()
+        found.files.close()
+
+
+def together(held: LoadedModel, pool: StatePool, engine: Engine) -> tuple[StepPlan, StepResult | None]:
+    """The plan that feeds all prompts in one wide step, each after some tokens of its own, and its first slice."""
+    stepper = Stepper(held, pool)
+    states = [stepper.run(prompt[: number % 3]) for number, prompt in enumerate(PROMPTS)]
+    segments = []
+    for number, (state, prompt) in enumerate(zip(states, PROMPTS, strict=True)):
+        rest = prompt[number % 3 :]
+        if len(rest):
+            segments.append(Segment(state, rest, pool.draft(state, len(rest), with_logits=True)))
+    plan = StepPlan(tuple(segments), AbortFlag())
+    return plan, engine.go_on(plan, Slice(is_over=True))
+
+
+@pytest.mark.parametrize("precision", Precision)
+def test_a_wide_step_has_the_bits_of_ordinary_ones(model: str | Path, precision: Precision) -> None:
+    """Whatever is resident, and though other steps are run in its pauses."""
+    with loaded(model, precision, None) as resident:
+        stepper = Stepper(resident, StatePool(resident.layout))
+        expected = [stepper.ended(stepper.run(prompt)) for prompt in PROMPTS]
+        moe = resident.model.config.moe
+        assert moe is not None
+    for slots in (None, 3 * moe.experts, 2):
+        with loaded(model, precision, slots) as held:
+            pool = StatePool(held.layout, poison=True)
+            engine, stepper = Engine(held.model, held.layout), Stepper(held, pool)
+            plan, result = together(held, pool, engine)
+            slices = 1
+            while result is None:
+                if slices % 50 == 0:
+                    assert stepper.ended(stepper.run(PROMPTS[1], (3, 16, 16, 16, 16, 3))) == expected[1]
+                result = engine.go_on(plan, Slice(is_over=True))
+                slices += 1
+            assert slices > len(held.model.weights.layers)
+            assert all(one.error is None for one in result.segments)
+            fed = {id(segment.tokens.base): segment for segment in plan.segments}
+            for prompt, bits in zip(PROMPTS, expected, strict=True):
+                draft = fed[id(prompt)].draft if id(prompt) in fed else None
+                if draft is not None:
+                    assert stepper.bits(draft.commit()) == bits
+            if isinstance(held.model.experts, StreamedExperts):
+                held.model.experts.check()
+
+
+def test_a_wide_step_reads_a_layers_experts_once(model: str | Path) -> None:
+    with loaded(model, Precision.FAST, 8) as held:
+        experts = held.model.experts
+        assert isinstance(experts, StreamedExperts)
+        engine = Engine(held.model, held.layout)
+        plan, result = together(held, StatePool(held.layout), engine)
+        before = experts.status
+        while result is None:
+            result = engine.go_on(plan, Slice())
+        wanted = experts.status.cache.wanted - before.cache.wanted
+        assert wanted <= len(experts.cache.layers) * experts.cache.experts
+
+
+def test_a_wide_step_that_nobody_wants_any_more_leaves_nothing_in_use(model: str | Path) -> None:
+    with loaded(model, Precision.FAST, 8) as held:
+        engine = Engine(held.model, held.layout)
+        plan, result = together(held, StatePool(held.layout), engine)
+        while result is None and not experts_in_use(held):
+            result = engine.go_on(plan, Slice(is_over=True))
+        plan.abort.set()
+        ended = engine.go_on(plan, Slice())
+        assert ended is not None
+        assert ended.aborted
+        assert isinstance(held.model.experts, StreamedExperts)
+        held.model.experts.check()
+
+
+def experts_in_use(held: LoadedModel) -> bool:
+    assert isinstance(held.model.experts, StreamedExperts)
+    return bool(held.model.experts._visits)
+
+
+def test_the_plan_counts_the_memory_of_wide_steps(model: str | Path) -> None:
+    with loaded(model, Precision.FAST, 8) as held:
+        planned = ScratchShape.of(held.model.config).wide_bytes(WIDE)
+        assert held.model.scratch_bytes - held.model.scratch.bytes == planned
+
+
+async def test_a_streaming_runtime_reads_long_prompts_wide_and_says_the_same(tmp_path: Path) -> None:
+    """Beside sessions that answer; as the budget with everything in memory has it."""
+    large = replace(TINY_K3, expert_type=ExpertType.MXFP4, experts=64, expert_inner=512, expert_latent=256)
+    write_tiny_model(tmp_path / "m", large)
+    found = find_model(tmp_path / "m")
+    plan = plan_memory(
+        found.config,
+        found.files,
+        context_tokens=LEAST_CONTEXT_TOKENS,
+        step_rows=Limits().step_rows,
+        kernel_scratch_bytes=kernel_scratch_bytes(found.config, Limits().step_rows, fast=True),
+    )
+    found.files.close()
+    whole = plan.floor_bytes.bfloat16
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 96, 400) for _ in range(3)]
+    said = []
+    for budget in (whole + (16 << 20), whole - 1):
+        async with open_runtime(tmp_path / "m", budget=budget, policy=Policy(reuse=False, guess=False)) as rt:
+            limits = rt._services.driver.limits
+            assert (limits.wide_rows == WIDE_ROWS) == (budget < whole)
+            answers: dict[int, tuple[int, ...]] = {}
+
+            async def read(number: int, into: dict[int, tuple[int, ...]]) -> None:
+                session = await rt.session()
+                await session.append(prompts[number])
+                params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+                into[number] = (await session.generate(params).collect()).tokens
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(len(prompts)):
+                    tasks.start_soon(read, number, answers)
+            said.append(answers)
+    assert said[0] == said[1]
+
+
+def test_wide_steps_get_memory_only_where_there_is_plenty(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "m", TINY_K3)
+    found = find_model(tmp_path / "m")
+    plan = plan_memory(
+        found.config,
+        found.files,
+        context_tokens=LEAST_CONTEXT_TOKENS,
+        step_rows=Limits().step_rows,
+        kernel_scratch_bytes=kernel_scratch_bytes(found.config, Limits().step_rows, fast=True),
+    )
+    least = plan.streaming_floor_bytes.bfloat16
+    assert expert_room(found, Precision.FAST, least).wide_rows == 0
+    found.files.close()
+
+
+async def test_answers_go_on_beside_a_wide_step() -> None:
+    """A prompt of many layers and pauses; between them the other session says everything it has to say."""
+    rows: list[int] = []
+
+    def slow_when_wide(batch: Batch, layer: int) -> None:
+        rows.append(batch.rows)
+        if batch.rows == 50:
+            time.sleep(0.002)  # longer than a step of one token, as it would be
+
+    model = ScriptedModel(layers=60, before_layer=slow_when_wide)
+    async with fake_runtime(model, limits=Limits(8, 4, wide_rows=64)) as rt:
+        talker, reader = await rt.session(), await rt.session()
+        await talker.append([1, 2, 3])
+        stream = talker.generate(GREEDY)
+        first = await anext(stream)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(reader.append, list(range(1, 11)) * 5)
+            said = [first.id, *[one.id async for one in stream]]
+        assert said == greedy_by_hand([1, 2, 3], 8)
+        wide = [place for place, count in enumerate(rows) if count == 50]
+        between = [count for count in rows[wide[0] : wide[-1]] if count == 1]
+        assert len(wide) == 60
+        assert len(between) >= 60, "at least one answer's step was run in the wide step's pauses"
+        assert reader.position == 50
+
+
+LONG = list(range(1, 11)) * 5
+
+
+async def test_a_reader_that_leaves_ends_its_wide_step() -> None:
+    gate = Gate(1)
+    model = ScriptedModel(layers=1_000_000, before_layer=gate)
+    async with fake_runtime(model, limits=Limits(8, 4, wide_rows=64)) as rt:
+        reader = await rt.session()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(reader.append, LONG)
+            await gate.reached.wait()
+            tasks.cancel_scope.cancel()
+            gate.open()
+        assert reader.position == 0
+        model.layers = 2
+        with anyio.fail_after(5):
+            await reader.append(LONG)
+        assert model.steps == [50, 50]
+
+
+async def test_a_runtime_that_closes_ends_a_wide_step() -> None:
+    gate = Gate(1)
+    model = ScriptedModel(layers=1_000_000, before_layer=gate)
+    failed: list[SeraiError] = []
+
+    async def read(session: Session) -> None:
+        try:
+            await session.append(LONG)
+        except SeraiError as error:
+            failed.append(error)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks, fake_runtime(model, limits=Limits(8, 4, wide_rows=64)) as rt:
+            tasks.start_soon(read, await rt.session())
+            await gate.reached.wait()
+            gate.open()
+    assert failed
