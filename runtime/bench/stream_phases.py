@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from serai.runtime.bench.aliased import AliasedExperts
 from serai.runtime.checks.stepping import Stepper
 from serai.runtime.engine import Engine
-from serai.runtime.experts.cache import aligned_bytes
+from serai.runtime.experts.cache import aligned_records
 from serai.runtime.experts.calibrate import TRIED
 from serai.runtime.experts.slots import CacheCounters
 from serai.runtime.experts.source import ExpertSource, open_source
@@ -99,9 +99,8 @@ class RawDisk:
         found = find_model(folder)
         with found.files:
             self._source = open_source(found.config, found.files, found.prefix)
-        self._memory = [aligned_bytes(self._source.record_bytes) for _ in range(max(TRIED))]
-        for record in self._memory:
-            record.fill(0)
+        self._memory = aligned_records(max(TRIED), self._source.record_bytes)
+        self._memory.fill(0)
         self._try_s = try_s
 
     def rate(self, reads: Sequence[tuple[int, int]]) -> float:

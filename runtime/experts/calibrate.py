@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from serai.runtime.experts.cache import aligned_bytes
+from serai.runtime.experts.cache import aligned_records
 from serai.runtime.experts.disk import ReadMode
 from serai.runtime.experts.source import ExpertSource
 
@@ -52,7 +52,8 @@ def calibrate(
     threads as are tried, and no more than there are records."""
     rates = []
     for count in sorted({min(count, len(memory)) for count in tried}):
-        rates.append((count, read_rate(source, memory[:count], try_s=try_s, seed=seed)))
+        # Other experts for each: what was read a moment ago, a disk's own cache may give faster.
+        rates.append((count, read_rate(source, memory[:count], try_s=try_s, seed=seed + count)))
     return Calibration(choose(rates), tuple(rates), source.mode)
 
 
@@ -62,28 +63,20 @@ def choose(rates: Sequence[tuple[int, float]]) -> int:
     return min(count for count, rate in rates if rate >= GOOD_ENOUGH * best)
 
 
-def read_rate(
-    source: ExpertSource, memory: Sequence[NDArray[np.uint8]], *, try_s: float, seed: int = 0, raw: bool = False
-) -> float:
-    """Bytes a second from disk with one thread for each record of `memory`.
-
-    With `raw` the bytes are read and nothing more is done: what the disk gives, against which streaming is measured.
-    """
+def read_rate(source: ExpertSource, memory: Sequence[NDArray[np.uint8]], *, try_s: float, seed: int = 0) -> float:
+    """Bytes a second from disk with one thread for each record of `memory`."""
     rng = np.random.default_rng(seed)
     picks = [rng.integers(len(source.layers) * source.experts, size=4096) for _ in memory]
     until_s = time.monotonic() + try_s
     results: list[int | BaseException] = []
+    scratches = aligned_records(len(memory), source.scratch_bytes)
 
-    def work(record: NDArray[np.uint8], order: NDArray[np.int64]) -> None:
-        scratch = aligned_bytes(source.scratch_bytes)
+    def work(record: NDArray[np.uint8], scratch: NDArray[np.uint8], order: NDArray[np.int64]) -> None:
         total = 0
         try:
             for pick in order:
                 layer, expert = source.layers[int(pick) // source.experts], int(pick) % source.experts
-                if raw:
-                    total += _read_raw(source, layer, expert, scratch if source.scratch_bytes else record)
-                else:
-                    total += source.read(layer, expert, record, scratch)
+                total += source.read(layer, expert, record, scratch)
                 if time.monotonic() >= until_s:
                     break
         except BaseException as error:  # noqa: BLE001  # raised below, on the caller's thread
@@ -92,7 +85,9 @@ def read_rate(
             results.append(total)
 
     started_s = time.monotonic()
-    threads = [threading.Thread(target=work, args=one, daemon=True) for one in zip(memory, picks, strict=True)]
+    threads = [
+        threading.Thread(target=work, args=one, daemon=True) for one in zip(memory, scratches, picks, strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -104,11 +99,3 @@ def read_rate(
             raise result
         total += result
     return total / elapsed_s
-
-
-def _read_raw(source: ExpertSource, layer: int, expert: int, pages: NDArray[np.uint8]) -> int:
-    taken = 0
-    for span in source.spans(layer, expert):
-        source.read_span(span, pages[taken : taken + span.page_bytes])
-        taken += span.page_bytes
-    return taken

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 
 from serai.runtime.experts.access import Experts, ResidentExperts
-from serai.runtime.experts.cache import aligned_bytes
+from serai.runtime.experts.cache import aligned_records
 from serai.runtime.experts.calibrate import TRIED, calibrate
 from serai.runtime.experts.source import open_source
 from serai.runtime.experts.streamed import StreamedExperts
@@ -40,8 +40,8 @@ def open_experts(
             source.close()
             return resident
         if reads_in_flight is None:
-            memory = [aligned_bytes(source.record_bytes) for _ in range(min(max(TRIED), slots))]
-            found = calibrate(source, memory)
+            memory = aligned_records(min(max(TRIED), slots), source.record_bytes)
+            found = calibrate(source, list(memory))
             log.info("experts are streamed with %s", found)
             # Each read in flight has memory of its own beside the cache, and the plan has counted so much for all.
             affordable = READING_RECORDS * source.record_bytes // max(source.scratch_bytes, 1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from serai.runtime.experts.cache import aligned_bytes
+from serai.runtime.experts.cache import aligned_records
 from serai.runtime.experts.errors import ExpertUnreadable, FileEnded
 from serai.runtime.experts.source import ExpertSource
 
@@ -68,8 +68,8 @@ class ExpertReader:
         self._under_way = 0
         self._busy_since_s = 0.0
         self._closing = False
-        scratch = [aligned_bytes(source.scratch_bytes) for _ in range(threads)]
-        self.scratch_bytes = sum(array.nbytes for array in scratch)
+        scratch = aligned_records(threads, source.scratch_bytes)
+        self.scratch_bytes = scratch.nbytes
         # Daemons, so that a process that dies without closing the runtime isn't held up by a disk that hangs.
         self._threads = [
             threading.Thread(target=self._run, args=(array,), name=f"serai-read-{number}", daemon=True)

@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 
 from serai.runtime.experts.cache import aligned_bytes
-from serai.runtime.experts.calibrate import Calibration, calibrate, choose, read_rate
+from serai.runtime.experts.calibrate import Calibration, calibrate, choose
 from serai.runtime.experts.disk import ReadMode
 from serai.runtime.experts.errors import FileEnded
-from serai.runtime.experts.source import DirectSource
-from tests.runtime.experts.packing import K3, opened, written
 from tests.runtime.experts.records import LAYOUT, RecordFile
 
 
@@ -33,16 +31,6 @@ def test_no_more_threads_are_tried_than_there_is_memory_for(tmp_path: Path) -> N
     assert found.bytes_per_s > 0
     assert found.mode is source.mode
     source.close()
-
-
-def test_released_experts_can_be_read_without_being_laid_out(tmp_path: Path) -> None:
-    with opened(written(tmp_path / "m", K3)) as found:
-        source = DirectSource(found.config, found.files, found.prefix)
-        memory = [aligned_bytes(source.record_bytes)]
-        memory[0][:] = 7
-        assert read_rate(source, memory, try_s=0.005, raw=True) > 0
-        assert (memory[0] == 7).all()
-        source.close()
 
 
 def test_a_disk_that_fails_is_not_a_slow_one(tmp_path: Path) -> None:
