@@ -1,13 +1,15 @@
 """Nodes and tags: what is said of a session tree, and the walk along it."""
 
+from contextlib import ExitStack
+
 import numpy as np
 from numpy.typing import NDArray
 
-from serai.checkpoints import jsonio, nodes
+from serai.checkpoints import jsonio
 from serai.checkpoints.errors import SessionGone, SnapshotCorrupt
 from serai.checkpoints.format import DocumentKind, frame_document, read_document
 from serai.checkpoints.names import check_tag, is_id
-from serai.checkpoints.nodes import NodeRecord, StoredNode, chain_of
+from serai.checkpoints.nodes import NodeRecord, StoredNode, chain_of, decode, encode, row_of
 from serai.checkpoints.reports import SessionInfo
 from serai.checkpoints.rows import NodeRow
 from serai.checkpoints.store_folder import StoreFolder
@@ -16,28 +18,32 @@ from serai.checkpoints.store_folder import StoreFolder
 class Tree(StoreFolder):
     """The store's nodes and tags."""
 
-    def record(self, node: NodeRecord) -> None:
-        """Keep a node; its token ids are durable when this returns.
+    def record(self, *nodes: NodeRecord) -> None:
+        """Keep nodes, parents before children; their token ids are durable when this returns: those of all or of none.
 
-        The parent must be stored (`SessionGone`) and `position` must be the parent's plus the tokens added
+        A parent must be stored or among them (`SessionGone`), and `position` must be the parent's plus the tokens added
         (ValueError).
         """
-        with self._doing("recording a node"), self._index.lock:
-            parent = None if node.parent_id is None else self._row(node.parent_id)
-            start = 0 if parent is None else parent.position
-            if node.position != start + len(node.tokens):
-                raise ValueError(
-                    f"{len(node.tokens)} tokens after position {start} do not end at position {node.position}"
-                )
-            if self._index.node(node.id) is not None:
-                raise ValueError(f"node {node.id} is stored already, and nodes never change")
-            chain = chain_of("" if parent is None else parent.chain, node.tokens)
-            sequence = self._index.next_sequence()
-            document = frame_document(DocumentKind.NODE, nodes.encode(node, sequence=sequence, chain=chain))
-            self._write_file(document.data, self._folders.nodes, node.id)
-            row = nodes.row_of(node, sequence=sequence, chain=chain, file_bytes=len(document.data))
-            with self._taking_back(self._folders.nodes, node.id), self._index.change():
-                self._index.add_node(row)
+        with self._doing("recording a node"), self._index.lock, ExitStack() as taking_back:
+            first = self._index.next_sequence()
+            rows: dict[str, NodeRow] = {}
+            for sequence, node in enumerate(nodes, start=first):
+                parent = None if node.parent_id is None else rows.get(node.parent_id) or self._row(node.parent_id)
+                start = 0 if parent is None else parent.position
+                if node.position != start + len(node.tokens):
+                    raise ValueError(
+                        f"{len(node.tokens)} tokens after position {start} do not end at position {node.position}"
+                    )
+                if node.id in rows or self._index.node(node.id) is not None:
+                    raise ValueError(f"node {node.id} is stored already, and nodes never change")
+                chain = chain_of("" if parent is None else parent.chain, node.tokens)
+                document = frame_document(DocumentKind.NODE, encode(node, sequence=sequence, chain=chain))
+                self._write_file(document.data, self._folders.nodes, node.id)
+                taking_back.enter_context(self._taking_back(self._folders.nodes, node.id))
+                rows[node.id] = row_of(node, sequence=sequence, chain=chain, file_bytes=len(document.data))
+            with self._index.change():
+                for row in rows.values():
+                    self._index.add_node(row)
 
     def node(self, node_id: str) -> NodeRecord:
         """The node with this id; `SessionGone` if there is none."""
@@ -49,7 +55,7 @@ class Tree(StoreFolder):
             row = self._row(node_id)
             try:
                 with self._folders.nodes.reading(row.id, what) as reader:
-                    stored = nodes.decode(read_document(reader, DocumentKind.NODE).data, what)
+                    stored = decode(read_document(reader, DocumentKind.NODE).data, what)
             except FileNotFoundError as error:
                 raise SnapshotCorrupt(what=what, problem="its file is missing") from error
         if stored.node.id != row.id or stored.chain != row.chain:

@@ -24,7 +24,7 @@ from serai.runtime.sessions.journal import Point
 from serai.runtime.sessions.migration import take
 from serai.runtime.sessions.session import Session
 from serai.runtime.sessions.turns import Timeline
-from serai.runtime.state import StatePool
+from serai.runtime.state import State, StatePool
 from serai.runtime.status import BudgetStatus, ExpertStatus, NamespaceStatus, Status, WorkStatus
 from serai.runtime.step import StepEngine
 from serai.runtime.text.tokenizer import Tokenizer
@@ -172,7 +172,15 @@ class Runtime:
         await take(self._services.journal, session_id, source)
         return await self.resume(session_id)
 
-    async def resume(self, point: Point | str, *, as_is: bool = False, take_back: bool = False) -> Session:
+    async def replay_tokens(self, point: Point | str) -> int:
+        """How many tokens `resume` would have to read once more, for want of a snapshot of this build at the point."""
+        self._check_open()
+        stored = await self._services.keeper.find(str(point))
+        return stored.node.position - (0 if stored.start is None else stored.start.position)
+
+    async def resume(
+        self, point: Point | str, *, as_is: bool = False, take_back: bool = False, background: bool = False
+    ) -> Session:
         """A live session at a durable point: a `Point`, or the id of a node or session, or a tag.
 
         At the end of a session that is not live, that session goes on; anywhere else a new one branches off. Both keep
@@ -180,6 +188,8 @@ class Runtime:
         the same bits; a snapshot of another build or SIMD path is used only `as_is`, and marks the session inexact.
         The end of a session that was moved elsewhere raises `NotOwner`; one whose move was broken off asks the other
         side first. `take_back` is a person's word that the session is used nowhere else.
+        With `background` the session is given at once, cold, and its state is read or rebuilt while nobody waits for
+        it: `SessionStatus.replay_tokens` says what that still takes, and the first call that needs it waits.
         Raises `SessionGone`, `ModelMismatch`, or `OutOfBudget` (`OverQuota` for the namespace it is of).
         """
         self._check_open()
@@ -188,7 +198,13 @@ class Runtime:
         node, timeline = stored.node, stored.timeline
         account = self._services.pool.accounts.of(node.namespace)
         account.check_sessions()
-        state, inexact = await keeper.rebuild(stored)
+        start = 0 if stored.start is None else stored.start.position
+        state: State | None = None
+        inexact = node.inexact
+        # What an inexact snapshot makes of the session is known only once it has been read.
+        background = background and not (stored.start is not None and stored.start.inexact)
+        if not background:
+            state, inexact = await keeper.rebuild(stored)
         goes_on = stored.is_head and node.session_id not in self._services.live
         if goes_on and stored.path and self._services.journal.store is not None:
             # It may have been live while the state was rebuilt, and have gone on or away since.
@@ -196,19 +212,21 @@ class Runtime:
                 again = await keeper.find(node.id, as_is=as_is)
                 goes_on = again.is_head and node.session_id not in self._services.live
             except BaseException:
-                state.release()
+                if state is not None:
+                    state.release()
                 raise
         try:
             self._check_open()
             account.check_sessions()
         except SeraiError:
-            state.release()
+            if state is not None:
+                state.release()
             raise
         session = Session(
             self._services,
             session_id=node.session_id if goes_on else new_id(),
             timeline=timeline,
-            holding=Holding(keeper, state, state.position),
+            holding=Holding(keeper, state, node.position, replay_tokens=node.position - start if background else 0),
             namespace=node.namespace,
             label=node.label,
             inexact=inexact,
@@ -217,6 +235,8 @@ class Runtime:
         session.record.continues(stored.path, inexact=inexact)
         if not goes_on:
             session.record.started(timeline, NodeKind.FORK)
+        if background:
+            self._services.returning.expect(session, self._services.now_s())
         return session
 
     def set_quota(self, namespace: str, quota: Quota | None) -> None:

@@ -14,7 +14,8 @@ class SessionStatus:
 
     `workflow` is the session its tree began with, `parent` the one it was forked from. `tier` is "hot" or "cold";
     `doing` the call that holds it now. `tokens_s` is its rate over the last seconds, reading or generating. `idle_s`
-    counts from the end of its last call, `returns_in_s` to when its tool is expected to answer.
+    counts from the end of its last call, `returns_in_s` to when its tool is expected to answer. A cold one reads
+    `replay_tokens` once more before it goes on.
     """
 
     id: str
@@ -33,6 +34,7 @@ class SessionStatus:
     idle_s: float
     returns_in_s: float | None
     inexact: bool
+    replay_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

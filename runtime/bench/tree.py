@@ -47,7 +47,7 @@ FULL = Scale(
     fork_position=64_000,
     fork_policy=Policy(),
     answer_tokens=256,
-    rounds=11,
+    rounds=25,
 )
 QUICK = Scale(
     prefix_tokens=500,
@@ -55,7 +55,7 @@ QUICK = Scale(
     fork_position=2_000,
     fork_policy=Policy(snapshot_every=625),
     answer_tokens=128,
-    rounds=5,
+    rounds=9,
 )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 from uuid import uuid4
+from weakref import ref
 
 import anyio.to_thread
 
@@ -58,7 +59,8 @@ class Chat:
         self._format = chat_format
         self._cursor = cursor
         self._opening: tuple[Segment, ...] = ()
-        self._stream: ReplyStream | None = None
+        # Weakly: a reply that nobody holds is over, begun or not.
+        self._stream: Callable[[], ReplyStream | None] = lambda: None
 
     @classmethod
     def begin(
@@ -100,7 +102,7 @@ class Chat:
         Iterate over what comes back for events, or `await` its `collect()`. Raises `PromptInvalid` at once for messages
         that can't be rendered, and `SessionBusy` while another reply is being read.
         """
-        if self._stream is not None and not self._stream.ended:
+        if self._under_way() is not None:
             raise SessionBusy(session_id=self.session.id, doing="a reply")
         if isinstance(message, str):
             messages: tuple[Message, ...] = (Message.user(message),)
@@ -111,13 +113,18 @@ class Chat:
         written = self._format.markup.append(self._cursor, messages)
         prompt = self._format.markup.prompt(written.cursor, notes, thinking=thinking)
         segments = written.segments + prompt.segments
-        self._stream = ReplyStream(self, segments, prompt.cursor, params or SamplingParams())
-        return self._stream
+        stream = ReplyStream(self, segments, prompt.cursor, params or SamplingParams())
+        self._stream = ref(stream)
+        return stream
+
+    def _under_way(self) -> "ReplyStream | None":
+        stream = self._stream()
+        return None if stream is None or stream.ended else stream
 
     async def fork(self, *, label: str | None = None) -> "Chat":
         """A second conversation from here on. A reply under way is not part of it beyond what was handed out."""
         session = await self.session.fork(label=label)
-        stream = self._stream if self._stream is not None and not self._stream.ended else None
+        stream = self._under_way()
         if stream is not None and not stream.begun and CURSOR_KEY in session.append_metadata:
             return Chat.over(session, self._format)  # it has the messages, or the opening, or neither
         child = Chat(session, self._format, self._cursor if stream is None else stream.cursor())
@@ -151,6 +158,7 @@ class ReplyStream:
     """One reply as it is written: an asynchronous iterator of events. Leaving it early keeps what was handed out."""
 
     def __init__(self, chat: Chat, segments: tuple[Segment, ...], prompted: Cursor, params: SamplingParams) -> None:
+        self.ended = True  # until it is whole
         self._chat = chat
         self._segments = segments
         self._prompted = prompted
@@ -190,6 +198,9 @@ class ReplyStream:
         event = self._events.popleft()
         self._seen.append(event)
         return event
+
+    def __del__(self) -> None:
+        self._settle()  # its generation goes too, and lets go of the session
 
     async def aclose(self) -> None:
         """Stop here."""

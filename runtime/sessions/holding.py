@@ -139,7 +139,8 @@ class Keeper:
 class Holding:
     """The state of one session."""
 
-    def __init__(self, keeper: Keeper, state: State | None, position: int) -> None:
+    def __init__(self, keeper: Keeper, state: State | None, position: int, *, replay_tokens: int = 0) -> None:
+        self.replay_tokens = replay_tokens  # to be read once more before it is hot
         self._keeper = keeper
         self._state = state
         self._lag: list[int] = []
@@ -180,7 +181,7 @@ class Holding:
     def fork(self) -> "Holding":
         """A second holding of the same state: nothing is copied, and a cold one stays cold."""
         other = Holding(self._keeper, None if self._state is None else self._state.retain(), self.position)
-        other._lag = self._lag.copy()
+        other._lag, other.replay_tokens = self._lag.copy(), self.replay_tokens
         return other
 
     async def heat(self, record: Record) -> State:
@@ -198,6 +199,7 @@ class Holding:
 
     def _arrived(self, state: State) -> None:
         """What was waited for is here, and nobody may want it any more."""
+        self.replay_tokens = 0
         self.become(state)
         if self._released:
             raise ShuttingDown

@@ -8,6 +8,7 @@ replayed from its token ids. Without a store nothing is written and `pause` says
 import logging
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +29,9 @@ from serai.runtime.state import State, snapshot_of
 from serai.runtime.to_the_end import in_thread_to_the_end
 
 log = logging.getLogger(__name__)
+
+IN_BACKGROUND = "background"
+"""The reason kept with snapshots that nobody asked for; they are thinned out as a session goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +122,14 @@ class Journal:
         return sizes.node_bytes + sizes.manifest_bytes + sizes.part_bytes + sizes.tag_bytes
 
     async def write(self, entries: Sequence[Entry]) -> None:
-        """Make the entries durable, in order. Cancellation waits for it: it is short, and half of it is no use."""
+        """Make the entries durable, all of them or none. Cancellation waits for it: it is short."""
         store = self.store
         if store is None or not entries:
             return
 
         def work() -> None:
+            store.record(*(entry.node for entry in fresh))
             for entry in fresh:
-                store.record(entry.node)
                 entry.durable = True
 
         with anyio.CancelScope(shield=True):
@@ -206,6 +210,18 @@ class Journal:
             return False
         self._give_back.moved(into.size_bytes)
         return True
+
+    async def thin(self, node_id: str) -> None:
+        """Erase a snapshot that was written in the background, if it is still there; what was asked for stays."""
+        store = self.store
+
+        def work(store: Store) -> None:
+            with suppress(SnapshotCorrupt, SnapshotMissing, FormatUnknown, SessionGone):
+                if store.snapshot_info(node_id).reason == IN_BACKGROUND:
+                    store.drop_snapshot(node_id)
+
+        if store is not None:
+            await in_thread_to_the_end(lambda: work(store))
 
     async def children(self, node_id: str) -> tuple[str, ...]:
         """The ids of the nodes that continue from a node; none without a store."""

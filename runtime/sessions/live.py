@@ -145,10 +145,9 @@ class LiveSession:
         await self.come_back()
 
     async def come_back(self) -> None:
-        """Bring the state into memory if it is cold and nobody is using the session."""
+        """Bring the state into memory if it is cold and nobody is using the session; whoever uses it then waits."""
         if self.is_open and self._doing is None and self.tier is Tier.COLD:
-            with self.use("return"):
-                await self.hot()
+            await self.hot()
 
     def _returns_in_s(self, now_s: float) -> float | None:
         return None if self._returns_at_s is None else max(self._returns_at_s - now_s, 0.0)

@@ -32,6 +32,11 @@ class Record:
         """What the nodes to come are called."""
         self._label = label
 
+    @property
+    def is_durable(self) -> bool:
+        """Whether there is a store that it is written to."""
+        return self._journal.is_durable
+
     def point(self) -> str:
         """The id of the session's last node; durable once `flush` has returned."""
         return self._path[-1].node.id
@@ -75,6 +80,8 @@ class Record:
             self.cut(timeline, NodeKind.REWIND)
         else:
             self._path.pop()
+            while self._path[-1].node.position > len(timeline):  # nodes on the way through it
+                self._path.pop()
 
     def cut(self, timeline: Timeline, kind: NodeKind) -> None:
         """Go on from an earlier position, where `timeline` now ends: under the last node at or before it."""
@@ -89,9 +96,24 @@ class Record:
         self._close_generation()
         self._add(kind, np.zeros(0, np.int32), timeline)
 
-    def appended(self, ids: NDArray[np.int32], timeline: Timeline, metadata: Mapping[str, Any]) -> None:
+    def appended(
+        self,
+        ids: NDArray[np.int32],
+        timeline: Timeline,
+        metadata: Mapping[str, Any],
+        *,
+        on_the_way: Sequence[tuple[int, bytes]] = (),
+    ) -> None:
+        """An append, with a node at each of the positions `on_the_way`, whose prefix digests are given: states of those
+        are worth storing. All of them become durable, or none."""
         self._close_generation()
-        self._add(NodeKind.APPEND, ids, timeline, metadata=metadata)
+        start, before = len(timeline) - len(ids), self.append_metadata()
+        turn, done = timeline.turn.index, start
+        for position, digest in on_the_way:
+            facts = {**facts_of(timeline, None), "prefix": digest.hex()}
+            self._add_node(NodeKind.APPEND, ids[done - start : position - start], position, turn, facts, before)
+            done = position
+        self._add(NodeKind.APPEND, ids[done - start :], timeline, metadata=metadata)
 
     def generation_begins(self, params: Mapping[str, Any], timeline: Timeline) -> None:
         """Parameters, seed and branch, to be durable before the first token is shown."""

@@ -1,4 +1,4 @@
-"""Sessions whose tools are expected to answer at a known time, brought back into memory shortly before."""
+"""Sessions expected at a known time, by a tool's answer or at once, which are brought back into memory before it."""
 
 import logging
 from typing import Protocol
@@ -23,7 +23,7 @@ class Returns(Protocol):
 
 
 class Returning:
-    """Keeps the times and acts on them, one session after the other."""
+    """Keeps the times and acts on them."""
 
     def __init__(self) -> None:
         self._expected: dict[str, tuple[float, Returns]] = {}
@@ -39,18 +39,23 @@ class Returning:
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        while True:
-            self._changed = anyio.Event()
-            next_s = min((at_s for at_s, _ in self._expected.values()), default=None)
-            wait_s = None if next_s is None else next_s - EARLY_S - anyio.current_time()
-            if wait_s is None or wait_s > 0:
-                with anyio.move_on_after(wait_s):
-                    await self._changed.wait()
-                continue
-            _, session = min(self._expected.values(), key=lambda one: one[0])
-            self.forget(session)
-            try:
-                await session.come_back()
-            except SeraiError as error:
-                # It stays cold; whoever uses it next meets the same error and can act on it.
-                log.warning("session %s was not brought back ahead of time: %s", session.id, error)
+        async with anyio.create_task_group() as tasks:
+            while True:
+                self._changed = anyio.Event()
+                next_s = min((at_s for at_s, _ in self._expected.values()), default=None)
+                wait_s = None if next_s is None else next_s - EARLY_S - anyio.current_time()
+                if wait_s is None or wait_s > 0:
+                    with anyio.move_on_after(wait_s):
+                        await self._changed.wait()
+                    continue
+                _, session = min(self._expected.values(), key=lambda one: one[0])
+                self.forget(session)
+                tasks.start_soon(_bring_back, session)  # a long replay keeps no other from coming back
+
+
+async def _bring_back(session: Returns) -> None:
+    try:
+        await session.come_back()
+    except SeraiError as error:
+        # It stays cold; whoever uses it next meets the same error and can act on it.
+        log.warning("session %s was not brought back ahead of time: %s", session.id, error)

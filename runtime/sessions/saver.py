@@ -1,8 +1,9 @@
 """Snapshots in the background, so that a restart replays little. Token ids are durable before; a snapshot may lag.
 
 A session's newest state replaces one of its own that still waits, and each session is written at most once in
-`min_interval_s`: no session can write-storm a disk. The end of a session's first append, which others may share, is
-never replaced.
+`min_interval_s`: no session can write-storm a disk. The end of a session's first append, which others may share, and
+states on the way through a long one are never replaced. What a session has thinned out in memory goes from the store
+too.
 """
 
 import logging
@@ -13,7 +14,7 @@ import anyio
 
 from serai.checkpoints.nodes import NodeRecord
 from serai.runtime.errors import SeraiError
-from serai.runtime.sessions.journal import Journal
+from serai.runtime.sessions.journal import IN_BACKGROUND, Journal
 from serai.runtime.sessions.prefixes import Prefixes
 from serai.runtime.state import State
 
@@ -35,7 +36,8 @@ class Saver:
         self._journal = journal
         self._prefixes = prefixes
         self._min_interval_s = min_interval_s
-        self._jobs: dict[tuple[str, bool], _Job] = {}
+        self._jobs: dict[tuple[str, int | None], _Job] = {}
+        self._surplus: list[str] = []
         self._written_s: dict[str, float] = {}
         self._offered = anyio.Event()
         self._idle = anyio.Event()
@@ -66,17 +68,31 @@ class Saver:
         self._offered.set()
         await self._idle.wait()
 
-    def offer(self, node: NodeRecord, state: State, digest: bytes, *, first: bool) -> None:
-        """The state at a durable node may be written when it is due; the reference stays the caller's."""
+    def offer(self, node: NodeRecord, state: State, digest: bytes, *, first: bool, replaces: bool = True) -> None:
+        """The state at a durable node may be written when it is due; the reference stays the caller's.
+
+        The `first` one at once. One that `replaces` takes the place of the session's last such that still waits.
+        """
         if not self._journal.is_durable:
             return
-        key = (node.session_id, first)
+        key = (node.session_id, None if replaces and not first else node.position)
         replaced = self._jobs.pop(key, None)
         if replaced is not None:
             replaced.state.release()
         now_s = anyio.current_time()
         due_s = now_s if first else max(now_s, self._written_s.get(node.session_id, 0.0) + self._min_interval_s)
         self._jobs[key] = _Job(node, state.retain(), digest, due_s)
+        if self._idle.is_set():
+            self._idle = anyio.Event()
+        self._offered.set()
+
+    def thin(self, node_id: str) -> None:
+        """The snapshot under a node is not needed any more, waiting or written."""
+        if not self._journal.is_durable:
+            return
+        for key in [key for key, job in self._jobs.items() if job.node.id == node_id]:
+            self._jobs.pop(key).state.release()
+        self._surplus.append(node_id)
         if self._idle.is_set():
             self._idle = anyio.Event()
         self._offered.set()
@@ -99,12 +115,14 @@ class Saver:
         """Write until cancelled; what still waits then is let go of."""
         try:
             while True:
+                while self._surplus:
+                    await self._thin(self._surplus.pop())
                 if not self._jobs:
                     self._idle.set()
                     self._hurry = False
                     self._offered = anyio.Event()
                     await self._offered.wait()
-                if not self._jobs:
+                if not self._jobs or self._surplus:
                     continue
                 key = min(self._jobs, key=lambda key: self._jobs[key].due_s)
                 wait_s = self._jobs[key].due_s - anyio.current_time()
@@ -117,10 +135,19 @@ class Saver:
         finally:
             self.let_go()
 
+    async def _thin(self, node_id: str) -> None:
+        self._writing = True
+        try:
+            await self._journal.thin(node_id)
+        except SeraiError as error:
+            log.warning("a snapshot that is not needed was not erased: %s", error)
+        finally:
+            self._writing = False
+
     async def _write(self, job: _Job) -> None:
         self._writing = True
         try:
-            await self._journal.save(job.node, job.state, "background")
+            await self._journal.save(job.node, job.state, IN_BACKGROUND)
         except SeraiError as error:
             # The session itself is well: its ids are durable, so only time is lost if it must be rebuilt.
             self.failed += 1
@@ -128,7 +155,8 @@ class Saver:
         else:
             self.saved += 1
             self._written_s[job.node.session_id] = anyio.current_time()
-            self._prefixes.stored(job.node.namespace, job.digest, job.node.position, job.node.id)
+            if job.node.id not in self._surplus:
+                self._prefixes.stored(job.node.namespace, job.digest, job.node.position, job.node.id)
         finally:
             self._writing = False
             job.state.release()

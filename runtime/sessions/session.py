@@ -135,10 +135,13 @@ class Session(DurableSession):
                 self._holding.become(state)
                 self._timeline.appended(ids)
                 self.append_metadata = dict(metadata or {})
-                self.record.appended(ids, self._timeline, self.append_metadata)
+                on_the_way = self._trail.on_the_way(own.position, self.position) if self.record.is_durable else []
+                self.record.appended(ids, self._timeline, self.append_metadata, on_the_way=on_the_way)
+                passed = self.record.nodes()[-1 - len(on_the_way) : -1]
                 await self.record.flush()
             self._rate.count(len(ids), self._services.now_s())
             self._services.events.tell(EventKind.APPENDED, self.id, f"{len(ids)} tokens")
+            self._trail.save_on_the_way(passed)
             self._leave_state(first=first)
             return Appended(len(ids), len(ids) - reused, reused, self.position)
 
@@ -296,11 +299,13 @@ class Session(DurableSession):
 
     async def edit(self, turn: int, content: str | Sequence[int] | NDArray[np.integer]) -> Appended:
         """Say something else in an earlier turn: go back to where it began and append `content` instead."""
+        self._timeline.end_of(turn)  # raises, naming the turns there are
         start = 0 if turn == 0 else self._timeline.end_of(turn - 1)
-        if turn > self.turn or turn < 0:
-            self._timeline.end_of(turn)  # raises, naming the turns there are
+        ids = await token_ids(content, self._services.tokenizer, self._services.vocab_size)
+        if start + len(ids) > self._services.max_positions:
+            raise PromptTooLong(position=start, added_tokens=len(ids), limit_tokens=self._services.max_positions)
         await self.rewind(position=start)
-        return await self.append(content)
+        return await self.append(ids)
 
     def said_elsewhere(self, ids: NDArray[np.int32]) -> list[NDArray[np.int32]]:
         """What its tree says that this timeline, `ids`, doesn't: what it took back last, and its parent and forks.
@@ -386,6 +391,7 @@ class Session(DurableSession):
             idle_s=0.0 if self._doing else max(now_s - self._used_s, 0.0),
             returns_in_s=self._returns_in_s(now_s),
             inexact=self.inexact,
+            replay_tokens=self._holding.replay_tokens,
         )
 
     def turn_ended(self) -> None:

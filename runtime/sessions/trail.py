@@ -1,5 +1,7 @@
 """The states one session has left on its way, and how it reads on: from the deepest state anybody has left there."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +22,7 @@ class Trail:
         self._namespace = namespace
         self._workflow = workflow
         self._entries: dict[int, Kept] = {}
+        self._nodes: dict[int, str] = {}  # the session's own, at which a state was offered to the store
         self._saved_at = 0
         self.reused_tokens = 0
 
@@ -85,12 +88,27 @@ class Trail:
         if state.position - self._saved_at > services.policy.save_after_tokens:
             self._saved_at = state.position
             services.saver.offer(node, state, digest, first=first)
+            self._nodes[state.position] = node.id
+
+    def on_the_way(self, start: int, end: int) -> list[tuple[int, bytes]]:
+        """Where between two positions the session has left states that are still kept, and their digests."""
+        return [(one, entry.digest) for one, entry in sorted(self._entries.items()) if start < one < end]
+
+    def save_on_the_way(self, nodes: Sequence[NodeRecord]) -> None:
+        """Have the states written that lie at durable nodes inside of an append, each of many tokens."""
+        for node in nodes:
+            entry = self._entries.get(node.position)
+            if entry is not None and entry.state is not None:
+                self._saved_at = node.position
+                self._services.saver.offer(node, entry.state, entry.digest, first=False, replaces=False)
+                self._nodes[node.position] = node.id
 
     def cut(self, position: int) -> None:
         """The session went back to `position`."""
         self._saved_at = min(self._saved_at, position)
         for late in [one for one in self._entries if one > position]:
             self._services.prefixes.leave(self._entries.pop(late), self._session_id)
+        self._nodes = {one: node for one, node in self._nodes.items() if one <= position}
 
     def kept_positions(self) -> frozenset[int]:
         """The positions of the states left that are in memory now."""
@@ -99,4 +117,11 @@ class Trail:
     def _left(self, entry: Kept) -> None:
         self._entries[entry.position] = entry
         for position in thinned(tuple(self._entries), entry.position):
-            self._services.prefixes.leave(self._entries.pop(position), self._session_id)
+            self._leave(self._entries.pop(position), self._nodes.pop(position, None))
+
+    def _leave(self, entry: Kept, node_id: str | None) -> None:
+        """Keep a state no longer, neither in memory nor in the store if the session alone has had it written."""
+        if node_id is not None and entry.owners == {self._session_id}:
+            self._services.prefixes.lost(entry)
+            self._services.saver.thin(node_id)
+        self._services.prefixes.leave(entry, self._session_id)

@@ -16,7 +16,7 @@ def test_beginnings_are_read_once_and_bits_are_equal(tmp_path: Path, monkeypatch
         session_tokens=512,
         fork_position=300,
         fork_policy=Policy(snapshot_every=64),
-        answer_tokens=24,
+        answer_tokens=64,
         rounds=1,
     )
     monkeypatch.setattr(tree, "QUICK", small)

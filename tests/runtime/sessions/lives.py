@@ -9,10 +9,11 @@ every bit a session has.
 import asyncio
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from hypothesis import strategies as st
@@ -83,6 +84,8 @@ class Sessions(RuleBasedStateMachine):
     """Without a store: nothing can be moved out or survive, and examples are cheap."""
 
     stored = False
+    happened: ClassVar[Counter[str]] = Counter()
+    """What rules did that may as well not come about: nothing is tested by lives in which it never does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,6 +184,8 @@ class Sessions(RuleBasedStateMachine):
             return
         used = self.do(known.session.append(ids))
         assert used.prefilled + used.reused == len(ids)
+        self.happened["an append"] += 1
+        self.happened["an append of what was known"] += used.reused > 0
         known.ids += ids
         known.durable = len(known.ids)
         assert used.position == len(known.ids)
@@ -196,6 +201,8 @@ class Sessions(RuleBasedStateMachine):
         session = self.do(self.life.rt.session(namespace=namespace))
         used = self.do(session.append(ids))
         assert used.prefilled + used.reused == len(ids)
+        self.happened["a beginning that was known"] += used.reused > 0
+        self.happened["a beginning that another namespace has"] += namespace != known.session.namespace
         self.compare(self.add(session, ids, len(ids)))
 
     @precondition(lambda self: len(self.life.sessions) + 3 <= MOST_SESSIONS)
@@ -214,6 +221,7 @@ class Sessions(RuleBasedStateMachine):
 
         for session, tail in zip(self.do(all_of_them()), tails, strict=True):
             self.add(session, ids + tail, len(ids + tail))
+        self.happened["arrivals together"] += 1
 
     @rule(place=places, most=st.integers(1, 12), read=st.integers(1, 12), stays=st.booleans())
     def generate(self, place: int, most: int, read: int, stays: bool) -> None:
@@ -294,8 +302,23 @@ class Sessions(RuleBasedStateMachine):
             return
         known = self.life.sessions[place % len(self.life.sessions)]
         position = cut % (len(known.ids) + 1)
+        self.happened["a fork far back"] += position < len(known.ids)
+        self.happened["a fork far back that replays"] += self.do(_would_replay(known.session, position))
+        self.happened["a fork far back while somebody reads"] += position < len(known.ids) and not known.is_free
         child = self.do(_forked_at(known.session, position))
         self.compare(self.add(child, known.ids[:position], None))
+
+    @precondition(lambda self: len(self.life.sessions) < MOST_SESSIONS)
+    @rule(place=places, which=places)
+    def fork_at_a_node(self, place: int, which: int) -> None:
+        if not self.life.sessions:
+            return
+        known = self.life.sessions[place % len(self.life.sessions)]
+        nodes = known.session.record.nodes()
+        node = nodes[which % len(nodes)]
+        self.happened["a fork at a node"] += 1
+        child = self.do(known.session.fork(node=node.id))
+        self.compare(self.add(child, known.ids[: node.position], None))
 
     @rule(place=places, cut=places)
     def rewind(self, place: int, cut: int) -> None:
@@ -304,6 +327,8 @@ class Sessions(RuleBasedStateMachine):
             return
         position = cut % (len(known.ids) + 1)
         moved = position < len(known.ids)
+        self.happened["a rewind"] += moved
+        self.happened["a rewind that replays"] += self.do(_would_replay(known.session, position))
         self.do(known.session.rewind(position=position))
         del known.ids[position:]
         if moved:
@@ -316,6 +341,8 @@ class Sessions(RuleBasedStateMachine):
             return
         turn = turn % (known.session.turn + 1)
         start = 0 if turn == 0 else known.session.timeline.end_of(turn - 1)
+        self.happened["an edit"] += 1
+        self.happened["an edit of an earlier turn"] += turn < known.session.turn
         self.do(known.session.edit(turn, ids))
         known.ids[start:] = ids
         known.durable = len(known.ids)
@@ -407,6 +434,10 @@ async def _next(reader: Generation) -> int | None:
     async for token in reader:
         return token.id
     return None
+
+
+async def _would_replay(session: Session, position: int) -> bool:
+    return session.replay_tokens(position=position) > 0
 
 
 async def _forked_at(session: Session, position: int) -> Session:

@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 from serai.runtime import Runtime, SamplingParams, open_runtime
+from serai.runtime.errors import SessionBusy
 
 pytestmark = pytest.mark.anyio
 
@@ -60,3 +61,27 @@ async def test_a_fork_while_the_opening_is_read_has_it_once(tmp_path: Path) -> N
             if fork.session.position < prompt:
                 await fork.send("Who is Mira?", FEW).collect()
                 assert fork.session.tokens().tolist() == expected
+
+
+async def test_a_reply_that_nobody_holds_any_more_keeps_nobody_waiting() -> None:
+    """Broken off half way, or cancelled before it began: the chat goes on from what was handed out."""
+    async with open_runtime("nano", budget="512MiB") as rt:
+        chat = await rt.chat(system=SYSTEM, tools=TOOLS, thinking=False)
+        events = 0
+        async for _ in chat.send("Who is Mira?", FEW):
+            events += 1
+            if events == 2:
+                break
+        position = chat.session.position
+        await anyio.lowlevel.checkpoint()
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await chat.send("And Tom?", FEW).collect()
+        never_read = chat.send("And Anna?", FEW)
+        with pytest.raises(SessionBusy, match="busy with a reply"):
+            chat.send("And Leo?", FEW)
+        del never_read
+        assert chat.session.position == position
+        reply = await chat.send("And Eva?", FEW).collect()
+        assert reply.message.text
+        assert chat.session.turn == 1

@@ -10,6 +10,15 @@ from serai.runtime import Runtime
 from serai.runtime.errors import SessionGone
 from tests.runtime.sessions.lives import MOST_SESSIONS, Rested, Sessions, cancelled, places, until_idle
 
+COMMON = settings(
+    deadline=None,
+    stateful_step_count=12,
+    derandomize=True,
+    database=None,
+    phases=(Phase.explicit, Phase.generate, Phase.shrink),
+    suppress_health_check=list(HealthCheck),
+)
+
 
 class StoredSessions(Sessions):
     """With a store and little memory: sessions are moved out and come back, are paused, and survive a crash."""
@@ -20,7 +29,7 @@ class StoredSessions(Sessions):
     def demote(self, place: int) -> None:
         known = self.pick(place)
         if known is not None:
-            self.do(known.session.demote())
+            self.happened["a demotion"] += self.do(known.session.demote())
 
     @rule(place=places, turns=st.integers(0, 12))
     def cancel_a_demotion(self, place: int, turns: int) -> None:
@@ -36,6 +45,7 @@ class StoredSessions(Sessions):
             assert not known.session.is_open
             self.life.sessions.remove(known)
             self.rested.append(Rested(str(point), known.ids))
+            self.happened["a pause"] += 1
 
     @rule(place=places, turns=st.integers(0, 12))
     def cancel_a_pause(self, place: int, turns: int) -> None:
@@ -49,12 +59,14 @@ class StoredSessions(Sessions):
         self.life.sessions.remove(known)
 
     @precondition(lambda self: len(self.life.sessions) < MOST_SESSIONS)
-    @rule(place=places)
-    def resume(self, place: int) -> None:
+    @rule(place=places, background=st.booleans())
+    def resume(self, place: int, background: bool) -> None:
         """Any number of times: the second one branches off."""
         if self.rested:
             rested = self.rested[place % len(self.rested)]
-            session = self.do(self.life.rt.resume(rested.point))
+            self.happened["a resume that replays"] += self.do(self.life.rt.replay_tokens(rested.point)) > 0
+            self.happened["a resume"] += 1
+            session = self.do(self.life.rt.resume(rested.point, background=background))
             self.compare(self.add(session, rested.ids, len(rested.ids)))
 
     @precondition(lambda self: len(self.life.sessions) < MOST_SESSIONS)
@@ -69,6 +81,16 @@ class StoredSessions(Sessions):
             self.do(session.close())
             self.life.sessions.pop()
 
+    @rule(place=places)
+    def lose_a_snapshot(self, place: int) -> None:
+        """Whoever resumes there reads the tokens once more."""
+        store = self.life.rt.store
+        assert store is not None
+        snapshots = store.snapshots()
+        if snapshots:
+            store.drop_snapshot(snapshots[place % len(snapshots)].node_id)
+            self.happened["a lost snapshot"] += 1
+
     @rule()
     def settle(self) -> None:
         self.do(self.life.rt.settle())
@@ -82,6 +104,7 @@ class StoredSessions(Sessions):
             self.do(_write_no_more(self.life.rt))
         old, before = self.life, self._store()
         self.lives += 1
+        self.happened["a crash"] += 1
         after = self._store()
         assert before is not None and after is not None  # noqa: PT018  # one question to the type checker
         shutil.copytree(before, after)
@@ -105,15 +128,6 @@ async def _write_no_more(rt: Runtime) -> None:
     rt._services.saver.let_go()
     await until_idle(rt)
 
-
-COMMON = settings(
-    deadline=None,
-    stateful_step_count=12,
-    derandomize=True,
-    database=None,
-    phases=(Phase.explicit, Phase.generate, Phase.shrink),
-    suppress_health_check=list(HealthCheck),
-)
 
 EXAMPLES = settings().max_examples
 """100 unless another profile is chosen (`--hypothesis-profile`), which so makes both searches longer or shorter."""

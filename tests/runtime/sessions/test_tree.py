@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serai.runtime import Session
-from serai.runtime.errors import BadParameter, PositionUnavailable
+from serai.runtime.errors import BadParameter, PositionUnavailable, PromptTooLong
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
 from serai.runtime.sessions.prefixes import thinned
@@ -86,6 +86,13 @@ async def test_a_point_that_is_not_there_is_a_clear_error() -> None:
             await session.rewind(turn=1)
         with pytest.raises(BadParameter, match="not both"):
             await session.fork(turn=0, position=1)
+        for turn in (-1, 1):
+            with pytest.raises(PositionUnavailable, match=f"turn {turn} does not exist"):
+                await session.edit(turn, [4])
+        for wrong_ids, error in (([4, 99], BadParameter), ([4] * 10_001, PromptTooLong)):
+            with pytest.raises(error):
+                await session.edit(0, wrong_ids)
+        assert await is_at(session, [1, 2, 3]), "nothing was taken back for what can't be said"
 
 
 async def test_turns_are_appends_with_their_generation() -> None:

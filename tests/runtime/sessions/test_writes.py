@@ -33,9 +33,10 @@ def intercept(monkeypatch: pytest.MonkeyPatch, before: Callable[[NodeRecord], No
     """Call `before` ahead of every node that is written."""
     record = Store.record
 
-    def intercepted(self: Store, node: NodeRecord) -> None:
-        before(node)
-        record(self, node)
+    def intercepted(self: Store, *nodes: NodeRecord) -> None:
+        for node in nodes:
+            before(node)
+        record(self, *nodes)
 
     monkeypatch.setattr(Store, "record", intercepted)
 
