@@ -35,6 +35,15 @@ from serai.kernels.kda_inputs import (
     token_floats,
     write_tail,
 )
+from serai.kernels.kda_pass import (
+    COLUMNS,
+    HAS_WIDE_PASS,
+    SUMS_BYTES,
+    answer_head,
+    read_head,
+    write_and_read_head,
+    write_head,
+)
 from serai.kernels.kda_state import PANEL, tokens_16, tokens_64
 from serai.kernels.lanes import LINE_BYTES, fill_zero, load_lanes, store_lanes, stream_fence, sum_of_squares
 from serai.kernels.mathfn import sigmoid16
@@ -143,6 +152,70 @@ def _gated_norm(layer: KdaLayer, row: int, head: int) -> None:
 
 
 @inline
+def _streams(layer: KdaLayer, segment: int) -> Any:
+    """Whether a segment's new state is written past the cache."""
+    state_bytes = 4 * layer.heads * layer.head_dim * layer.head_dim
+    new = layer.state_out[segment] + 4 * layer.kda_offset
+    return state_bytes >= STREAM_BYTES and (new | (4 * layer.head_dim)) % LINE_BYTES == 0
+
+
+@inline
+def _is_one_step(layer: KdaLayer, segment: int) -> Any:
+    """Whether a segment is one token after a state, of heads for which `kernels/kda_pass.py` is made."""
+    if not HAS_WIDE_PASS or layer.head_dim != COLUMNS or layer.state_in[segment] == 0:
+        return False
+    return layer.seg_start[segment + 1] - layer.seg_start[segment] == 1 and _streams(layer, segment)
+
+
+@inline
+def _begin_step(layer: KdaLayer, task: int, slot: int, before: int, before_slot: int, ahead: int) -> None:
+    """Read the head of a one-token task and answer, writing beside it that of the task `before` (-1: none).
+
+    A slot holds a task's prepared token and its sums.
+    """
+    segment, head = task // layer.heads, task % layer.heads
+    row = layer.seg_start[segment]
+    sums = slot + 4 * token_floats(COLUMNS)
+    q = stream_of(layer, 0, layer.q_col, segment, head, 0)
+    k = stream_of(layer, 1, layer.k_col, segment, head, 0)
+    v = stream_of(layer, 2, layer.v_col, segment, head, 0)
+    prepare(layer, q, k, v, 0, row, head, slot)
+    source = _old_state(layer, segment, head)
+    if before >= 0:
+        old, new = _step_addresses(layer, before)
+        write_and_read_head(old, new, before_slot, before_slot + 4 * token_floats(COLUMNS), source, slot, sums, ahead)
+    else:
+        read_head(source, slot, sums, ahead)
+    answer_head(slot, sums, addr(layer.out, row * layer.out.shape[1] + layer.out_col + head * COLUMNS))
+    _gated_norm(layer, row, head)
+    _write_tails(layer, q, k, v, segment, head, 1)
+
+
+@inline
+def _step_addresses(layer: KdaLayer, task: int) -> Any:
+    """A head's state before and after the call."""
+    segment, head = task // layer.heads, task % layer.heads
+    new = layer.state_out[segment] + 4 * (layer.kda_offset + head * COLUMNS * COLUMNS)
+    return _old_state(layer, segment, head), new
+
+
+@inline
+def _end_step(layer: KdaLayer, task: int, slot: int) -> None:
+    """Write the head of a task that `_begin_step` has read."""
+    old, new = _step_addresses(layer, task)
+    write_head(old, new, slot, slot + 4 * token_floats(COLUMNS))
+
+
+@inline
+def _write_tails(layer: KdaLayer, q: Any, k: Any, v: Any, segment: int, head: int, rows: int) -> None:
+    tails = layer.state_out[segment] + 4 * (layer.conv_offset + head * layer.head_dim)
+    stream_bytes = (TAPS - 1) * 4 * layer.heads * layer.head_dim
+    write_tail(q, rows, layer.head_dim, tails)
+    write_tail(k, rows, layer.head_dim, tails + stream_bytes)
+    write_tail(v, rows, layer.head_dim, tails + 2 * stream_bytes)
+
+
+@inline
 def _head(layer: KdaLayer, segment: int, head: int, scratch: int, ahead: int) -> None:
     """All tokens of one segment through one head; `ahead` is the state that this worker takes up next."""
     head_dim = layer.head_dim
@@ -155,9 +228,7 @@ def _head(layer: KdaLayer, segment: int, head: int, scratch: int, ahead: int) ->
     q = stream_of(layer, 0, layer.q_col, segment, head, zeros)
     k = stream_of(layer, 1, layer.k_col, segment, head, zeros)
     v = stream_of(layer, 2, layer.v_col, segment, head, zeros)
-    state_bytes = 4 * layer.heads * head_dim * head_dim
-    new = layer.state_out[segment] + 4 * layer.kda_offset
-    streams = state_bytes >= STREAM_BYTES and (new | (4 * head_dim)) % LINE_BYTES == 0
+    streams = _streams(layer, segment)
     for first in range(0, rows, BLOCK_TOKENS):
         count = min(BLOCK_TOKENS, rows - first)
         for i in range(count):
@@ -166,28 +237,40 @@ def _head(layer: KdaLayer, segment: int, head: int, scratch: int, ahead: int) ->
         _pass_block(layer, segment, head, first, count, panel, tokens, streams and first + count == rows, ahead)
         for i in range(count):
             _gated_norm(layer, first_row + first + i, head)
-    tails = layer.state_out[segment] + 4 * (layer.conv_offset + head * head_dim)
-    stream_bytes = (TAPS - 1) * 4 * layer.heads * head_dim
-    write_tail(q, rows, head_dim, tails)
-    write_tail(k, rows, head_dim, tails + stream_bytes)
-    write_tail(v, rows, head_dim, tails + 2 * stream_bytes)
-    if streams:
-        stream_fence()
+    _write_tails(layer, q, k, v, segment, head, rows)
 
 
 @inline
 def _worker(worker: int, layer: KdaLayer, counter: int, slots: int) -> None:
-    """Take heads of segments until none is left, with the worker's own scratch."""
+    """Take heads of segments until none is left, with the worker's own scratch.
+
+    Of one-token tasks in a row, each is written while the next is read.
+    """
     tasks = (layer.seg_start.size - 1) * layer.heads
-    slot = slots + worker * 4 * _slot_floats(layer.head_dim)
+    scratch = slots + worker * 4 * _slot_floats(layer.head_dim)
+    slot = scratch
+    other = slot + 4 * token_floats(COLUMNS) + SUMS_BYTES
+    unwritten = -1
     task = atomic_add(counter, 1)
     while task < tasks:
         following = atomic_add(counter, 1)
         ahead = 0
         if following < tasks:
             ahead = _old_state(layer, following // layer.heads, following % layer.heads)
-        _head(layer, task // layer.heads, task % layer.heads, slot, ahead)
+        if _is_one_step(layer, task // layer.heads):
+            _begin_step(layer, task, slot, unwritten, other, ahead)
+            unwritten = task
+            slot, other = other, slot
+        else:
+            if unwritten >= 0:
+                _end_step(layer, unwritten, other)
+                unwritten = -1
+            _head(layer, task // layer.heads, task % layer.heads, scratch, ahead)
         task = following
+    if unwritten >= 0:
+        _end_step(layer, unwritten, other)
+    # What was written past the cache is there before the layer is said to be done.
+    stream_fence()
 
 
 @kernel(

@@ -168,11 +168,9 @@ def _products(scale: Scale, peak: Peaks, timed: Callable[[Case], float]) -> list
 def _kda(scale: Scale, peak: Peaks, timed: Callable[[Case], float]) -> list[Claim]:
     """The step against a copy, and whether it knows how long a session is.
 
-    What keeps the step under the copy is how many lines a core can have under way: each one prefetched and each one
-    written past the cache holds one of a few buffers. Tried on two cores with AMX, copy 52 GB/s at its best number of
-    streams and 43 to 47 with one, and given up: all 128 columns of a head at once 28 GB/s, against 29 for panels of 64;
-    writing one head in the loop that reads the next 29 by panels, 30 by whole rows; without asking for lines early 26;
-    ordinary stores 17. Of a head's 8.6 us, 2.6 are computing if nothing has to be fetched.
+    Memory is slow where it waits: written by head, then the next one read, the step reached half to six tenths of a
+    copy; written while the next is read (`kernels/kda_pass.py`), eight to nine tenths on a Zen 4. What is left is
+    preparing a token, while which nothing is asked of memory, and 69 launches.
     """
     layers = KdaLayers(scale.kda_layers, HEADS, 1)
     case = Case(f"kda step, {scale.kda_layers} layers", layers.step_all, layers.nbytes, layers.operations, "float32")

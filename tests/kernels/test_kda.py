@@ -148,6 +148,53 @@ def test_states_written_past_the_cache_have_the_same_bits() -> None:
     assert error(results[0][1][: case.matrix_floats], matrix64.ravel()) < 1e-6
 
 
+def run_at(case: Case, segments: list[tuple[Inputs, F32 | None]], shift: int) -> tuple[F32, list[F32]]:
+    """Outputs and new blocks (matrix, then tails) of a batch whose new blocks start `shift` floats past a line."""
+    x = Inputs.join([part for part, _ in segments])
+    proj = np.concatenate([x.q, x.k, x.v], axis=1)
+    olds = [
+        None if block is None else np.concatenate([part.ravel() for part in case.parts(block)]) for _, block in segments
+    ]
+    floats = case.matrix_floats + 9 * case.channels
+    news = [aligned(floats + 16)[shift:] for _ in segments]
+    out = np.full((len(x), case.channels), np.nan, np.float32)
+    scratch = aligned(kda_scratch_floats(case.head_dim, threads.threads()))
+    kda(
+        *(proj, 0, case.channels, 2 * case.channels, x.z, 0, x.b, 0, x.gate, 0, case.conv, case.rate, case.bias),
+        *(case.o_norm, case.eps, case.lower_bound, case.heads, case.head_dim),
+        np.cumsum([0, *(len(part) for part, _ in segments)]),
+        np.array([0 if old is None else old.ctypes.data for old in olds]),
+        np.array([new.ctypes.data for new in news]),
+        *(0, case.matrix_floats, out, 0, scratch),
+    )
+    return out, [new[:floats].copy() for new in news]
+
+
+@pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [1, 3, 1, 1, 20, 1]])
+def test_heads_written_while_the_next_is_read_have_the_same_bits(lengths: list[int]) -> None:
+    """One-token steps of large states, alone, in a row, and between longer calls and sessions that begin."""
+    case = Case(16, 128, -5.0)
+    segments = [(case.inputs(n, seed=i), case.random_block(seed=i) if i != 3 else None) for i, n in enumerate(lengths)]
+    before = threads.threads()
+    try:
+        for count in (1, 2, 3):
+            threads.set_threads(count)
+            outs, blocks = run_at(case, segments, 0)
+            plain_outs, plain_blocks = run_at(case, segments, 1)
+            same(outs, plain_outs)
+            for block, plain in zip(blocks, plain_blocks, strict=True):
+                same(block, plain)
+    finally:
+        threads.set_threads(before)
+    first = 0
+    for (x, block), new in zip(segments, blocks, strict=True):
+        out, matrix, tails = case.define(x, block)
+        assert error(outs[first : first + len(x)], out) < 1e-6
+        assert error(new[: case.matrix_floats], matrix.ravel()) < 1e-6
+        np.testing.assert_array_equal(new[case.matrix_floats :], tails.astype(np.float32).ravel())
+        first += len(x)
+
+
 def features(case: Case, x: Inputs) -> tuple[NDArray[np.float64], ...]:
     """q, k, v, beta after convolution and norms, per head, by the definition."""
     weights, tokens = case.weights(), len(x)
