@@ -16,6 +16,10 @@ further, so later tokens touch nothing of it; rows, heads, pages and threads are
 
 A model of few heads leaves lanes empty, so as many rows as fit stand *abreast* in one *line* of lanes: a row's heads,
 then those of the next row, as `q` and `out` have them.
+
+`pairs`: queries and weights are rounded to bfloat16, as the latents are, and two terms of a sum are added at once
+(`kernels/tiles.py`), those of dims 2j and 2j + 1 or of tokens 2j and 2j + 1: the same order, by pairs. The weights are
+summed as rounded, so a row's weights still add up to 1.
 """
 
 from typing import Any, NamedTuple
@@ -30,15 +34,23 @@ from serai.kernels.lanes import LINE_BYTES, load_lanes, store_lanes
 from serai.kernels.latents import BF16_BYTES, Pages, latent_address, load_latent
 from serai.kernels.mathfn import exp16
 from serai.kernels.memory import addr, f32_at, store_at
+from serai.kernels.mla_pairs import (
+    PAIR_ROOM,
+    SPLIT,
+    lay_pair,
+    load_pairs,
+    pair_queries,
+    pair_row_bytes,
+    pair_rows,
+    paired_weights,
+    raw_pitch_bytes,
+)
 from serai.kernels.simd import fma, splat_f32, vmax
 from serai.kernels.threads import parallel_for
 from serai.kernels.tiles import TILE_NUMBERS, TILE_VECTORS, tile_product, transpose_16
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
-
-SPLIT = 128
-"""Tokens between two merges: part of the definition of every bit. As float32, a split's latents (0.3 MB) fit an L2."""
 
 LINES = 4
 """Lines of a segment's rows that share a loaded split of latents. Decides no bits."""
@@ -62,13 +74,15 @@ class Attention(NamedTuple):
     """Vectors of heads that one task takes."""
     abreast: Any
     """Rows in a line."""
+    pairs: Any
+    """Whether products are of pairs of bfloat16."""
 
 
 class Scratch(NamedTuple):
     """One worker's memory; byte addresses, all on lines."""
 
     latents: Any
-    """`[SPLIT, pitch]` float32."""
+    """`[SPLIT, pitch]` float32; as pairs, the rows as stored and then the tokens side by side."""
     weights: Any
     """`[SPLIT, vectors, 16]`: scores, then p."""
     factors: Any
@@ -99,7 +113,7 @@ def _line_floats(width: int, kv_lora: int, vectors: int) -> int:
 
 @inline
 def _slot_floats(width: int, kv_lora: int, vectors: int) -> int:
-    shared = SPLIT * _pitch_floats(width) + (SPLIT + TILE_NUMBERS + 2) * vectors * 16
+    shared = SPLIT * (_pitch_floats(width) + PAIR_ROOM) + (SPLIT + TILE_NUMBERS + 2) * vectors * 16
     return shared + (LINES + 1) * _line_floats(width, kv_lora, vectors)
 
 
@@ -108,7 +122,7 @@ def mla_scratch_floats(kv_lora: int, rope: int, thread_count: int) -> int:
     width, lanes = kv_lora + rope, TILE_VECTORS * 16
     pitch = (-(-width // 16) | 1) * 16
     line = (-(-width // 16) * 16 + -(-kv_lora // 16) * 16 + 2) * lanes
-    return 32 + thread_count * (SPLIT * pitch + (SPLIT + TILE_NUMBERS + 2) * lanes + (LINES + 1) * line)
+    return 32 + thread_count * (SPLIT * (pitch + PAIR_ROOM) + (SPLIT + TILE_NUMBERS + 2) * lanes + (LINES + 1) * line)
 
 
 @inline
@@ -130,6 +144,8 @@ def _transpose_queries(a: Attention, row: int, rows: int, first_head: int, targe
         for d in range(0, width, 16):
             place = target + d * lane_bytes + v * LINE_BYTES
             transpose_16(source + 4 * d, 4 * width, rows * a.heads - head, width - d, place, lane_bytes)
+    if a.pairs:
+        pair_queries((width + 1) // 2 * 2, lane_bytes, target)
 
 
 @inline
@@ -147,10 +163,12 @@ def _load_split(a: Attention, s: Scratch, segment: int, first: int, count: int) 
 @inline
 def _scores(a: Attention, s: Scratch, queries: int, count: int) -> None:
     """Unscaled scores of the first `count` latents (and of the rest of the last tile) to the weights."""
-    lane_bytes, pitch_bytes = a.vectors * LINE_BYTES, 4 * _pitch_floats(a.pages.width)
+    lane_bytes, pitch_bytes, steps = a.vectors * LINE_BYTES, 4 * _pitch_floats(a.pages.width), a.pages.width
+    if a.pairs:
+        pitch_bytes, steps = raw_pitch_bytes(steps), (steps + 1) // 2
     for n in range(0, count, TILE_NUMBERS):
         latent, target = s.latents + n * pitch_bytes, s.weights + n * lane_bytes
-        tile_product(a.vectors, latent, pitch_bytes, 4, queries, lane_bytes, a.pages.width, target, 0)
+        tile_product(a.pairs, a.vectors, latent, pitch_bytes, 4, queries, lane_bytes, steps, target, 0)
 
 
 @inline
@@ -163,12 +181,15 @@ def _softmax(a: Attention, s: Scratch, count: int, is_first: bool, largest: int,
         for n in range(1, count):
             peak = vmax(f32_at(s.weights + n * lane_bytes + v), peak)
         peak = peak * scale
-        split_sum = splat_f32(0.0)
-        for n in range(count):
-            place = s.weights + n * lane_bytes + v
-            p = exp16(f32_at(place) * scale - peak)
-            store_at(place, p)
-            split_sum = split_sum + p
+        if a.pairs:
+            split_sum = paired_weights(s.weights + v, lane_bytes, count, scale, peak)
+        else:
+            split_sum = splat_f32(0.0)
+            for n in range(count):
+                place = s.weights + n * lane_bytes + v
+                p = exp16(f32_at(place) * scale - peak)
+                store_at(place, p)
+                split_sum = split_sum + p
         if is_first:
             store_at(largest + v, peak)
             store_at(total + v, split_sum)
@@ -187,9 +208,17 @@ def _values(a: Attention, s: Scratch, sums: int, count: int, is_first: bool) -> 
     """Sum of p * latent over the first `count` latents, merged into the line's sums."""
     lane_bytes, pitch_bytes = a.vectors * LINE_BYTES, 4 * _pitch_floats(a.pages.width)
     factors = 0 if is_first else s.factors
+    latents, steps = s.latents, count
+    if a.pairs:
+        latents, pitch_bytes, steps = pair_rows(s.latents, a.pages.width), pair_row_bytes(a.kv_lora), (count + 1) // 2
+        if count % 2:
+            lay_pair(s.latents, count // 2, False, a.kv_lora, a.pages.width)
     for d in range(0, a.kv_lora, TILE_NUMBERS):
-        latent, target = s.latents + 4 * d, sums + d * lane_bytes
-        tile_product(a.vectors, latent, 4, pitch_bytes, s.weights, lane_bytes, count, target, factors)
+        latent, target = latents + 4 * d, sums + d * lane_bytes
+        tile_product(a.pairs, a.vectors, latent, 4, pitch_bytes, s.weights, lane_bytes, steps, target, factors)
+    if a.pairs and count % 2:
+        # For the rows that see one token more; none will, where that one has not been loaded.
+        lay_pair(s.latents, count // 2, True, a.kv_lora, a.pages.width)
 
 
 @inline
@@ -234,7 +263,10 @@ def _attend_tile(a: Attention, s: Scratch, segment: int, first_row: int, rows: i
         _transpose_queries(a, first_row + row, min(a.abreast, rows - row), first_head, queries)
     context = position + rows
     for first in range(0, context, SPLIT):
-        _load_split(a, s, segment, first, min(SPLIT, context - first))
+        if a.pairs:
+            load_pairs(a.pages, segment, first, min(SPLIT, context - first), a.kv_lora, s.latents)
+        else:
+            _load_split(a, s, segment, first, min(SPLIT, context - first))
         for row in range(0, rows, a.abreast):
             _attend_line(a, s, row // a.abreast, min(a.abreast, rows - row), position + row, first)
     for row in range(0, rows, a.abreast):
@@ -288,7 +320,7 @@ def _worker(worker: int, a: Attention, tasks: int, groups: int, counter: int, sl
     """Take tasks until none is left, with the worker's own scratch."""
     lane_bytes = a.vectors * LINE_BYTES
     latents = slots + worker * 4 * _slot_floats(a.pages.width, a.kv_lora, a.vectors)
-    weights = latents + SPLIT * 4 * _pitch_floats(a.pages.width)
+    weights = latents + SPLIT * 4 * (_pitch_floats(a.pages.width) + PAIR_ROOM)
     factors = weights + (SPLIT + TILE_NUMBERS) * lane_bytes
     scratch = Scratch(latents, weights, factors, factors + 2 * lane_bytes)
     task = atomic_add(counter, 1)
@@ -306,8 +338,8 @@ def _tiles(seg_start: Any, abreast: int) -> Any:
 
 
 @kernel(
-    "void(f32[:, ::1], f32, i64, i64, i64, i64[::1], i64[::1], i64[::1], i64[::1], i64, i64, i64, f32[:, ::1],"
-    "f32[::1])",
+    "void(f32[:, ::1], f32, i64, i64, i64, i64[::1], i64[::1], i64[::1], i64[::1], i64, i64, i64, boolean,"
+    "f32[:, ::1], f32[::1])",
     before=threads.start,
 )
 def attend(
@@ -323,6 +355,7 @@ def attend(
     page_tokens: int,
     layer_offset: int,
     latent_bytes: int,
+    pairs: bool,
     out: F32,
     scratch: F32,
 ) -> None:
@@ -330,11 +363,15 @@ def attend(
 
     `q [R, heads * (kv_lora + rope)]`: absorbed queries, a head's latent part and then its shared part; `scale`
     multiplies the scores; `out [R, heads * kv_lora]`: mixed latents, a head after the other. Segments, pages,
-    `layer_offset` and `latent_bytes` as in `store_latents`. `scratch`: `mla_scratch_floats(kv_lora, rope, threads)`;
-    with less, fewer threads work. Raises ValueError if it is too small for one, or for another size of latent.
+    `layer_offset` and `latent_bytes` as in `store_latents`. `pairs` multiplies in bfloat16, which the latents must be:
+    a rounding of 0.2 % in each query and weight, at twice the speed where the CPU has it. `scratch`:
+    `mla_scratch_floats(kv_lora, rope, threads)`; with less, fewer threads work. Raises ValueError if it is too small
+    for one, for another size of latent, or for pairs of float32.
     """
     if latent_bytes != 4 and latent_bytes != BF16_BYTES:
         raise ValueError("latents are float32 (4 bytes) or bfloat16 (2 bytes)")
+    if pairs and latent_bytes != BF16_BYTES:
+        raise ValueError("pairs are of bfloat16 latents")
     width = kv_lora + rope
     slots = (scratch.size - 32) // _slot_floats(width, kv_lora, TILE_VECTORS)
     if slots < 1:
@@ -353,7 +390,7 @@ def attend(
     vectors = min(TILE_VECTORS, (head_vectors * tiles + slots - 1) // slots, head_vectors)
     groups = (head_vectors + vectors - 1) // vectors
     pages = Pages(page_addr, page_start, page_tokens, layer_offset, width, latent_bytes)
-    attention = Attention(q, scale, heads, kv_lora, seg_start, seg_pos, pages, out, vectors, abreast)
+    attention = Attention(q, scale, heads, kv_lora, seg_start, seg_pos, pages, out, vectors, abreast, pairs)
     counter = (addr(scratch, 0) + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
     atomic_store(counter, 0)
     arguments = (attention, tiles * groups, groups, counter, counter + LINE_BYTES)

@@ -14,14 +14,16 @@ from serai.kernels.compile import inline, kernel
 from serai.kernels.exact import prefetch_ahead
 from serai.kernels.lanes import stream_fence, stream_store_at
 from serai.kernels.memory import addr, f32_at, i8x64_at, i32_at, store_at, u8x64_at
-from serai.kernels.simd import as_f32, dot4, fma
+from serai.kernels.simd import as_f32, as_u32, dot4, fma
 from serai.kernels.threads import parallel_for
+from serai.kernels.tiles import pair_dot
 
 LINE_FLOATS = 16
 TASK_BYTES = 1 << 18
 """Bytes of each stream that a task takes; buffers are multiples of this times the streams."""
 
 DOT_OPERATIONS = 12 * 64 * 2
+PAIR_OPERATIONS = 12 * 32 * 2
 FMA_OPERATIONS = 12 * 16 * 2
 """Operations in one turn of the loops below: twelve chains, which covers the latency of two units."""
 
@@ -103,3 +105,23 @@ def _fma_task(task: int, numbers: int, turns: int, out: int) -> None:
 def fma_peak(numbers: NDArray[np.float32], tasks: int, turns: int, out: NDArray[np.float32]) -> None:
     """`tasks` times `turns` turns of twelve float32 multiply-adds of 16; `out` has 192 floats a task."""
     parallel_for(tasks, True, _fma_task, (addr(numbers, 0), turns, addr(out, 0)))
+
+
+@inline
+def _pair_task(task: int, numbers: int, turns: int, out: int) -> None:
+    u, s = as_u32(f32_at(numbers)), as_u32(f32_at(numbers + 64))
+    a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = a8 = a9 = aa = ab = f32_at(numbers)
+    for _ in range(turns):
+        a0, a1, a2, a3 = pair_dot(a0, u, s), pair_dot(a1, u, s), pair_dot(a2, u, s), pair_dot(a3, u, s)
+        a4, a5, a6, a7 = pair_dot(a4, u, s), pair_dot(a5, u, s), pair_dot(a6, u, s), pair_dot(a7, u, s)
+        a8, a9, aa, ab = pair_dot(a8, u, s), pair_dot(a9, u, s), pair_dot(aa, u, s), pair_dot(ab, u, s)
+    at = out + task * 12 * 64
+    chains: Any = (a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, aa, ab)
+    for i in range(12):
+        store_at(at + 64 * i, chains[i])
+
+
+@kernel("void(f32[::1], i64, i64, f32[::1])", before=threads.start)
+def pair_peak(numbers: NDArray[np.float32], tasks: int, turns: int, out: NDArray[np.float32]) -> None:
+    """`tasks` times `turns` turns of twelve dots of 16 pairs of bfloat16; `out` has 192 floats a task."""
+    parallel_for(tasks, True, _pair_task, (addr(numbers, 0), turns, addr(out, 0)))

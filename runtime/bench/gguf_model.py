@@ -1,9 +1,9 @@
 """A checkpoint in Kimi K3's layout as the GGUF file that llama.cpp reads, written with PyPI's `gguf`.
 
-The types are those llama.cpp's own converter gives "q8_0" files of such a model: MXFP4 experts as they are, the router,
-norms and convolutions in float32, every other matrix in Q8_0 (the gates and the embedding too, which serai keeps as
-stored). But for MLA's two small matrices a head, which stay bfloat16 as in serai: release 0.3.36 aborts over them in
-Q8_0 on CPUs with AMX, whose buffers want contiguous queries. The file has no vocabulary: it is fed token ids.
+Every tensor has the type that serai holds it in with `trunk="q8"`: MXFP4 experts as they are, projections in Q8_0, the
+gates, the embedding and MLA's two small matrices a head in bfloat16 (llama.cpp's own converter makes Q8_0 of them),
+the router, norms and convolutions in float32. Or everything
+in float32, to see whether both compute the same function. The file has no vocabulary: it is fed token ids.
 """
 
 import shutil
@@ -21,9 +21,10 @@ from serai.runtime.bench.report import BenchFailed
 from serai.runtime.models.config import ExpertFormat, LayerKind, ModelConfig, ModelFamily, MoeConfig
 from serai.runtime.models.open_model import find_model
 from serai.runtime.models.safetensors_files import CheckpointFiles
-from serai.runtime.models.tensor_table import EMBEDDING, decay_per_head, find_prefix, head_name
+from serai.runtime.models.tensor_table import EMBEDDING, decay_per_head, find_prefix, head_name, trunk_tensors
+from serai.runtime.models.trunk import Trunk
 
-RECIPE = 1
+RECIPE = 2
 """Part of a file's name; goes up when the same checkpoint begins to give another file."""
 
 ARCHITECTURE = "kimi-k3"
@@ -42,6 +43,12 @@ class _Tensor:
     shape: tuple[int, ...]
     kind: Any
     make: Callable[[], NDArray[Any]]
+    rounds_from: Callable[[], NDArray[np.float32]] | None = None
+    """What gives the values before rounding, of a tensor whose type loses some."""
+
+    def exact(self) -> NDArray[Any]:
+        """The values as the checkpoint has them: float32, or of this type."""
+        return self.make() if self.rounds_from is None else self.rounds_from()
 
     @property
     def byte_shape(self) -> tuple[int, ...]:
@@ -70,8 +77,10 @@ def cached_gguf(folder: Path, tell: Callable[[str], None]) -> Path:
     return kept
 
 
-def write_gguf(config: ModelConfig, files: CheckpointFiles, path: Path) -> int:
+def write_gguf(config: ModelConfig, files: CheckpointFiles, path: Path, *, in_float32: bool = False) -> int:
     """Write the file and give its bytes; what was written of it is removed when that fails.
+
+    `in_float32` widens every tensor, which changes no value.
 
     Raises `BenchFailed` for a model that is not K3 with MXFP4 experts, and when the disk has no room for the file.
     """
@@ -79,6 +88,8 @@ def write_gguf(config: ModelConfig, files: CheckpointFiles, path: Path) -> int:
     if not is_k3 or config.moe is None or config.activation.situ_beta == 0:
         raise BenchFailed("only a Kimi K3 with MXFP4 experts is written as a GGUF file")
     tensors = list(_Source(config, config.moe, files).tensors())
+    if in_float32:
+        tensors = [_widened(tensor) for tensor in tensors]
     needed = sum(tensor.nbytes for tensor in tensors) + _HEADER_BYTES
     free = shutil.disk_usage(path.parent).free
     if free < needed:
@@ -101,6 +112,14 @@ def write_gguf(config: ModelConfig, files: CheckpointFiles, path: Path) -> int:
         path.unlink(missing_ok=True)
         raise
     return path.stat().st_size
+
+
+def _widened(tensor: _Tensor) -> _Tensor:
+    def make() -> NDArray[np.float32]:
+        values = tensor.exact()
+        return values if values.dtype == np.float32 else gguf.quants.dequantize(values, tensor.kind)
+
+    return _Tensor(tensor.name, tensor.shape, _F32, make)
 
 
 def _describe(writer: Any, config: ModelConfig, moe: MoeConfig) -> None:
@@ -157,6 +176,7 @@ class _Source:
     def __init__(self, config: ModelConfig, moe: MoeConfig, files: CheckpointFiles) -> None:
         self._config, self._moe, self._files = config, moe, files
         self._prefix = find_prefix(config, files.tensors)
+        self._specs = trunk_tensors(config)
 
     def tensors(self) -> Iterator[_Tensor]:
         yield self._matrix("token_embd.weight", EMBEDDING)
@@ -215,9 +235,16 @@ class _Source:
             stored = self._read(name + "kv_b_proj.weight")
             return stored.reshape(mla.heads, mla.nope_dim + mla.v_dim, mla.kv_lora_rank)
 
-        keys, values = (mla.heads, mla.kv_lora_rank, mla.nope_dim), (mla.heads, mla.v_dim, mla.kv_lora_rank)
-        yield _Tensor(block + "attn_k_b.weight", keys, _BF16, lambda: _bf16(up()[:, : mla.nope_dim].transpose(0, 2, 1)))
-        yield _Tensor(block + "attn_v_b.weight", values, _BF16, lambda: _bf16(up()[:, mla.nope_dim :]))
+        def keys() -> NDArray[np.float32]:
+            return up()[:, : mla.nope_dim].transpose(0, 2, 1)
+
+        def values() -> NDArray[np.float32]:
+            return up()[:, mla.nope_dim :]
+
+        shape = (mla.heads, mla.kv_lora_rank, mla.nope_dim)
+        yield _Tensor(block + "attn_k_b.weight", shape, _BF16, lambda: _bf16(keys()), keys)
+        shape = (mla.heads, mla.v_dim, mla.kv_lora_rank)
+        yield _Tensor(block + "attn_v_b.weight", shape, _BF16, lambda: _bf16(values()), values)
 
     def _experts(self, block: str, name: str) -> Iterator[_Tensor]:
         moe, hidden = self._moe, self._config.hidden_size
@@ -254,7 +281,9 @@ class _Source:
         return tuple(self._files.info(self._prefix + name).shape)
 
     def _matrix(self, new: str, old: str) -> _Tensor:
-        return _Tensor(new, self._shape(old), _Q8_0, lambda: _q8_0(self._read(old)))
+        if Trunk.Q8.quantises(self._specs[old]):
+            return _Tensor(new, self._shape(old), _Q8_0, lambda: _q8_0(self._read(old)), lambda: self._read(old))
+        return _Tensor(new, self._shape(old), _BF16, lambda: _bf16(self._read(old)), lambda: self._read(old))
 
     def _floats(self, new: str, shape: tuple[int, ...], old: str) -> _Tensor:
         return _Tensor(new, shape, _F32, lambda: self._read(old))

@@ -38,7 +38,7 @@ I64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One kernel on one input. `dot` is the kind of multiply-add its products use: "int8", "float32" or none."""
+    """One kernel on one input. `dot` is what its products use: "int8", "bfloat16", "float32" or none."""
 
     name: str
     run: Callable[[], None]
@@ -168,7 +168,7 @@ class KdaLayers:
 
 
 class Attention:
-    """One layer of latent attention over `context` cached bfloat16 latents: `rows` new tokens, theirs included."""
+    """One layer of latent attention as `fast` has it: `rows` new tokens over `context` bfloat16 latents, theirs too."""
 
     def __init__(self, context: int, rows: int = 1) -> None:
         self.context, self.rows = context, rows
@@ -187,14 +187,23 @@ class Attention:
         self._where = (starts, position, self._addresses, page_start, PAGE_TOKENS, 0, 2)
 
     def run(self) -> None:
-        attend(self._queries, 192**-0.5, HEADS, KV_LORA, ROPE, *self._where, self._out, self._scratch)
+        attend(self._queries, 192**-0.5, HEADS, KV_LORA, ROPE, *self._where, True, self._out, self._scratch)
 
     def store(self) -> None:
         store_latents(self._projected, 0, self._norm, 1e-5, ROPE, *self._where)
 
+    @property
+    def seen(self) -> int:
+        """Tokens that the rows attend to, all together."""
+        return self.rows * (self.context - self.rows) + self.rows * (self.rows + 1) // 2
+
+    @property
+    def expanded_operations(self) -> int:
+        """What the form with a key and a value a head would take: fewer products, once all latents are expanded."""
+        return 2 * HEADS * ((192 + 128) * self.seen + (128 + 128) * KV_LORA * self.context)
+
     def case(self, name: str) -> Case:
-        seen = self.rows * (self.context - self.rows) + self.rows * (self.rows + 1) // 2
-        return Case(name, self.run, self.context * TOKEN_BYTES, seen * TOKEN_OPERATIONS, "float32")
+        return Case(name, self.run, self.context * TOKEN_BYTES, self.seen * TOKEN_OPERATIONS, "bfloat16")
 
 
 def other_cases(weight_bytes: int) -> Iterator[Case]:

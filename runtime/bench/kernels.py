@@ -1,8 +1,9 @@
 """`serai bench kernels`: every kernel against what this machine gives, measured in the same run on the same pool.
 
-Three peaks: reading a buffer larger than any cache (at its best number of streams a thread), copying one past the cache
-(bytes read and written), and multiply-adds that stay in registers. A figure is the median of several runs; a kernel
-that uses the tile unit (AMX) can exceed the peak of the 8-bit vector dot, which the ratios refer to on every machine.
+Three kinds of peaks: reading a buffer larger than any cache (at its best number of streams a thread), copying one past
+the cache (bytes read and written), and multiply-adds that stay in registers: 8-bit, bfloat16, float32. A figure is the
+median of several runs; a kernel that uses the tile unit (AMX) can exceed the peak of the 8-bit vector dot, which the
+ratios refer to on every machine.
 """
 
 import os
@@ -59,10 +60,11 @@ class Peaks:
     read: float
     copy: float
     int8: float
+    bfloat16: float
     float32: float
 
     def of(self, dot: str) -> float:
-        return self.int8 if dot == "int8" else self.float32
+        return {"int8": self.int8, "bfloat16": self.bfloat16, "float32": self.float32}[dot]
 
 
 def bench_kernels(*, quick: bool, tell: Callable[[str], None]) -> Report:
@@ -75,6 +77,7 @@ def bench_kernels(*, quick: bool, tell: Callable[[str], None]) -> Report:
             {"kernel": "stream read", "GB/s": peak.read / 1e9},
             {"kernel": "stream copy", "GB/s": peak.copy / 1e9},
             {"kernel": "8-bit dots in registers", "GFLOP/s": peak.int8 / 1e9},
+            {"kernel": "dots of bfloat16 pairs in registers", "GFLOP/s": peak.bfloat16 / 1e9},
             {"kernel": "float32 multiply-adds in registers", "GFLOP/s": peak.float32 / 1e9},
         ]
 
@@ -85,6 +88,7 @@ def bench_kernels(*, quick: bool, tell: Callable[[str], None]) -> Report:
             return seconds
 
         claims = [*_products(scale, peak, timed), *_kda(scale, peak, timed), *_mla(scale, peak, timed)]
+        rows.append(_prefill_row(scale, timed))
         for case in other_cases(scale.weight_bytes):
             timed(case)
     return Report("kernels", tuple(claims), tuple(rows))
@@ -111,12 +115,14 @@ def measure_peaks(scale: Scale) -> Peaks:
     read = min(median_s(lambda n=n: peaks.read_stream(source, n, out)) for n in STREAMS)  # type: ignore[misc]
     copy = min(median_s(lambda n=n: peaks.copy_stream(source, target, n)) for n in STREAMS)  # type: ignore[misc]
     int8 = median_s(lambda: peaks.dot_peak(numbers, _DOT_TASKS, _DOT_TURNS, out))
+    pairs = median_s(lambda: peaks.pair_peak(numbers, _DOT_TASKS, _DOT_TURNS, out))
     float32 = median_s(lambda: peaks.fma_peak(numbers, _DOT_TASKS, _DOT_TURNS, out))
     turns = _DOT_TASKS * _DOT_TURNS
     return Peaks(
         scale.stream_bytes / read,
         2 * scale.stream_bytes / copy,
         turns * peaks.DOT_OPERATIONS / int8,
+        turns * peaks.PAIR_OPERATIONS / pairs,
         turns * peaks.FMA_OPERATIONS / float32,
     )
 
@@ -212,8 +218,8 @@ def _mla(scale: Scale, peak: Peaks, timed: Callable[[Case], float]) -> list[Clai
     case = Attention(scale.context).case(f"mla, 1 row at {scale.context:,} tokens")
     seconds = timed(case)
     none = timed(Attention(1).case("mla, 1 row at 1 token"))
-    token_s = max(TOKEN_BYTES / peak.read, TOKEN_OPERATIONS / peak.float32)
-    bound = "float32 multiply-adds" if TOKEN_OPERATIONS / peak.float32 > TOKEN_BYTES / peak.read else "stream read"
+    token_s = max(TOKEN_BYTES / peak.read, TOKEN_OPERATIONS / peak.bfloat16)
+    bound = "dots of bfloat16" if TOKEN_OPERATIONS / peak.bfloat16 > TOKEN_BYTES / peak.read else "stream read"
     detail = (
         f"{case.operations / seconds / 1e9:.0f} GFLOP/s at {scale.context:,} tokens, {HEADS} heads, bound by {bound}"
     )
@@ -222,3 +228,16 @@ def _mla(scale: Scale, peak: Peaks, timed: Callable[[Case], float]) -> list[Clai
         _at_least("mla_decode_vs_bound", token_s * scale.context / seconds, 0.6, detail),
         _at_most("mla_slope_vs_bound", slope, 1.6, f"{detail}; the time at 1 token taken off"),
     ]
+
+
+def _prefill_row(scale: Scale, timed: Callable[[Case], float]) -> dict[str, object]:
+    """What 64 rows of a prefill take at the end of a long context, beside the arithmetic of the other form."""
+    attention = Attention(scale.context, 64)
+    case = attention.case(f"mla, 64 rows at {scale.context:,} tokens")
+    seconds = timed(case)
+    return {
+        "kernel": f"{case.name}: absorbed against expanded",
+        "ms": seconds * 1e3,
+        "GFLOP absorbed": case.operations / 1e9,
+        "GFLOP expanded": attention.expanded_operations / 1e9,
+    }

@@ -18,6 +18,10 @@ PINNED = "0.3.36"
 """The release that knows this architecture; how it is built is in the README's extra `bench`."""
 
 
+_GGML_TYPE_F32 = 0
+_FLASH_ATTENTION_OFF = 0
+
+
 def why_not() -> str | None:
     """Why llama.cpp can't be run beside; None if it can."""
     for name in ("gguf", "llama_cpp"):
@@ -61,10 +65,14 @@ def _begin() -> Any:
 class Llama:
     """A GGUF file opened by llama.cpp with a context for `sequences` sequences of `tokens` tokens each.
 
-    Raises `BenchFailed` when llama.cpp opens no such file or makes no such context; nothing stays open then.
+    `in_float32` keeps latents in float32 and leaves out flash attention, as a comparison of functions wants it; else
+    both are as llama.cpp has them by default. Raises `BenchFailed` when llama.cpp opens no such file or makes no such
+    context; nothing stays open then.
     """
 
-    def __init__(self, path: Path, *, threads: int, sequences: int, tokens: int, batch: int) -> None:
+    def __init__(
+        self, path: Path, *, threads: int, sequences: int, tokens: int, batch: int, in_float32: bool = False
+    ) -> None:
         import llama_cpp
 
         self._lib: Any = llama_cpp
@@ -75,6 +83,9 @@ class Llama:
         params.n_ctx, params.n_batch, params.n_ubatch = sequences * tokens, batch, batch
         params.n_threads = params.n_threads_batch = threads
         params.n_seq_max = sequences
+        if in_float32:
+            params.type_k = params.type_v = _GGML_TYPE_F32
+            params.flash_attn_type = _FLASH_ATTENTION_OFF
         if hasattr(params, "n_outputs_max"):
             params.n_outputs_max = sequences
         with ExitStack() as opened:

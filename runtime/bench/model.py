@@ -1,7 +1,8 @@
 """`serai bench model`: tokens a second of a mid-size model, by sessions at once and by context, through the engine.
 
 Steps are taken by hand (`stepping.Stepper`), `fast` precision. A context is the state of a short prompt with random
-latents up to there: what a step costs depends on how many latents there are, not on what they say.
+latents up to there: what a step costs depends on how many latents there are, not on what they say. A cell takes its
+median over as many steps as fit a few seconds, one at least; `--context` measures some columns of the grid alone.
 """
 
 import os
@@ -30,8 +31,12 @@ CONTEXTS = (0, 4_096, 32_768, 131_072)
 QUICK_SESSIONS = (1, 8)
 QUICK_CONTEXTS = (0, 4_096)
 PREFILL_TOKENS = 512
+LONG_CONTEXT, LONG_PREFILL_TOKENS = 32_768, 64
+"""From that context on a prefill reads fewer tokens, or one call would take minutes."""
 PROMPT_TOKENS = 64
 STEPS, QUICK_STEPS = 9, 5
+CELL_S = 5.0
+"""No further step is begun in a cell after that long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +47,27 @@ class Cell:
     sessions: int
     context: int
     tokens_per_s: float | None
+    rows: int = 1
+    """Tokens of a session in a call."""
 
     def row(self) -> dict[str, object]:
         speed: object = "does not fit" if self.tokens_per_s is None else self.tokens_per_s
-        return {"phase": self.kind, "sessions": self.sessions, "context": self.context, "tok/s": speed}
+        return {
+            "phase": self.kind,
+            "sessions": self.sessions,
+            "tokens a call": self.rows,
+            "context": self.context,
+            "tok/s": speed,
+        }
 
 
-def bench_model(folder: Path, *, quick: bool, tell: Callable[[str], None]) -> Report:
-    """Measure; `folder` keeps the model. `tell` is called with what is being done."""
+def bench_model(folder: Path, *, quick: bool, tell: Callable[[str], None], only_contexts: Sequence[int] = ()) -> Report:
+    """Measure; `folder` keeps the model. `tell` is called with what is being done.
+
+    `only_contexts` replaces the contexts of the grid. Raises `BadParameter` for a negative one.
+    """
+    if any(context < 0 for context in only_contexts):
+        raise BadParameter(f"--context counts tokens: 0 or more, not {min(only_contexts)}")
     room = default_budget().budget_bytes
     # The weights once, and as much again for states and for the packing of what has been read.
     shape = with_layers(largest_that_fits(room // 2), 4, 32_768) if quick else largest_that_fits(room // 2)
@@ -59,7 +77,8 @@ def bench_model(folder: Path, *, quick: bool, tell: Callable[[str], None]) -> Re
     warm()
     loaded = load_model(find_model(made.folder), Precision.FAST, max_rows=PREFILL_TOKENS)
     limit = room - loaded.model.weights.bytes - loaded.model.scratch.bytes
-    sessions, contexts = (QUICK_SESSIONS, QUICK_CONTEXTS) if quick else (SESSIONS, CONTEXTS)
+    sessions = QUICK_SESSIONS if quick else SESSIONS
+    contexts = only_contexts or (QUICK_CONTEXTS if quick else CONTEXTS)
     cells = measure(loaded, limit, sessions, contexts, QUICK_STEPS if quick else STEPS, tell)
     return Report("model", tuple(_claims(cells, made)), tuple(cell.row() for cell in cells))
 
@@ -93,51 +112,43 @@ def measure(
 ) -> list[Cell]:
     """Every cell; states that would take more than `limit_bytes` together are left out."""
     cells = []
+    fixed = session_bytes(loaded.layout, PROMPT_TOKENS)
     for context in contexts:
-        # A prefill needs one more state than it has sessions: that before and that after a step.
-        for kind, counts in (("prefill", (1,)), ("decode", sessions)):
+        rows = PREFILL_TOKENS if context < LONG_CONTEXT else LONG_PREFILL_TOKENS
+        for kind, counts, tokens in (("prefill", (1,), rows), ("decode", sessions, 1)):
             for count in counts:
                 tell(f"{kind}, {count} sessions at {context:,} tokens")
-                tokens = PREFILL_TOKENS if kind == "prefill" else steps + 1
-                needed = 2 * count * session_bytes(loaded.layout, PROMPT_TOKENS + context + tokens)
+                # A step has the state before it and the one after, which share all full pages of latents.
+                after = session_bytes(loaded.layout, PROMPT_TOKENS + context + tokens * (steps + 1))
                 speed = None
-                if needed <= limit_bytes:
-                    speed = (
-                        _prefill(loaded, context, steps)
-                        if kind == "prefill"
-                        else _decode(loaded, count, context, steps)
-                    )
-                cells.append(Cell(kind, count, context, speed))
+                if count * (after + fixed) <= limit_bytes:
+                    speed = _speed(loaded, count, context, tokens, steps)
+                cells.append(Cell(kind, count, context, speed, tokens))
     return cells
 
 
-def _decode(loaded: LoadedModel, count: int, context: int, steps: int) -> float:
-    """Tokens a second, all sessions together."""
+def _speed(loaded: LoadedModel, count: int, context: int, tokens: int, steps: int) -> float:
+    """Tokens a second, all sessions together, that calls of `tokens` more tokens of each take in."""
     stepper = Stepper(loaded, StatePool(loaded.layout))
-    states = [state_at(stepper, loaded, context, seed) for seed in range(count)]
-    token = np.array([7], np.int32)
-    seconds = []
-    for _ in range(steps + 1):
-        began = time.perf_counter()
-        states, _ = stepper.feed([(state, token) for state in states])
-        seconds.append(time.perf_counter() - began)
+    if tokens > 1 and context == 0:
+        states = [stepper.pool.empty() for _ in range(count)]
+    else:
+        states = [state_at(stepper, loaded, context, seed) for seed in range(count)]
+    fed = np.random.default_rng(1).integers(0, loaded.model.config.vocab_size, tokens).astype(np.int32)
+    seconds: list[float] = []
+    began = time.perf_counter()
+    while len(seconds) < 2 or (len(seconds) <= steps and time.perf_counter() - began < CELL_S):
+        called = time.perf_counter()
+        after, _ = stepper.feed([(state.retain(), fed) for state in states])
+        seconds.append(time.perf_counter() - called)
+        # A prefill begins anew; decoding goes on.
+        kept, dropped = (states, after) if tokens > 1 else (after, states)
+        for state in dropped:
+            state.release()
+        states = kept
     for state in states:
         state.release()
-    return count / statistics.median(seconds[1:])
-
-
-def _prefill(loaded: LoadedModel, context: int, runs: int) -> float:
-    stepper = Stepper(loaded, StatePool(loaded.layout))
-    tokens = np.random.default_rng(1).integers(0, loaded.model.config.vocab_size, PREFILL_TOKENS).astype(np.int32)
-    before = state_at(stepper, loaded, context, 0) if context else stepper.pool.empty()
-    seconds = []
-    for _ in range(max(3, runs // 2) + 1):
-        began = time.perf_counter()
-        (after,), _ = stepper.feed([(before.retain(), tokens)])
-        seconds.append(time.perf_counter() - began)
-        after.release()
-    before.release()
-    return PREFILL_TOKENS / statistics.median(seconds[1:])
+    return count * tokens / statistics.median(seconds[1:])
 
 
 def state_at(stepper: Stepper, loaded: LoadedModel, context: int, seed: int) -> State:

@@ -132,6 +132,10 @@ def model(
         str | None,
         typer.Option(metavar="PEER", help='Run "llama" (llama.cpp, the extra bench) beside, on the same weights.'),
     ] = None,
+    context: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", help="A context to measure; repeat for several. [default: 0, 4096, 32768, 131072]"),
+    ] = None,
     quick: Quick = False,
     folder: Folder = None,
     as_json: Json = False,
@@ -142,7 +146,7 @@ def model(
 
         where = bench_folder(folder, os.environ)
         if against is None:
-            _show(out, bench_model(where, quick=quick, tell=out.note))
+            _show(out, bench_model(where, quick=quick, tell=out.note, only_contexts=context or ()))
         else:
             _show(out, bench_against(where, against, quick=quick, tell=out.note))
 

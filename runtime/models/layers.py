@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from serai.checkpoints.snapshot import StateLayout
+from serai.checkpoints.snapshot import LatentType, StateLayout
 from serai.kernels.kda import kda
 from serai.kernels.latents import store_latents
 from serai.kernels.matmul import matmul
@@ -177,7 +177,8 @@ def mla_layer(
     )
     latents = scratch.view("mixed", rows, shape.heads * lora)
     scale = shape.query_dim**-0.5
-    attend(absorbed, scale, shape.heads, lora, shape.rope_dim, *pages, offset, size, latents, scratch.mla)
+    pairs = context.fast and context.layout.latent_type is LatentType.BFLOAT16
+    attend(absorbed, scale, shape.heads, lora, shape.rope_dim, *pages, offset, size, pairs, latents, scratch.mla)
     values = scratch.view("second", rows, shape.heads * shape.v_dim)
     matmul(latents, 0, weights.value_up, values, 0, x_stride=lora, out_stride=shape.v_dim)
     if shape.output_gate:

@@ -27,6 +27,7 @@ class Session:
     latent_bytes: int = 4
     seed: int = 0
     score_scale: float = 0.1
+    pairs: bool = False
     proj: F32 = field(init=False)
     queries: F32 = field(init=False)
     norm_w: F32 = field(init=False)
@@ -97,7 +98,7 @@ def run(spans: list[Span], slots: int | None = None) -> list[F32]:
     scratch = np.full(mla_scratch_floats(s.kv_lora, s.rope, slots or threads.threads()), np.nan, np.float32)
     place = LAYER * s.page_tokens * s.width
     where = (tables.starts, tables.positions, tables.pages, tables.page_starts, s.page_tokens, place, s.latent_bytes)
-    attend(q, s.score_scale, s.heads, s.kv_lora, s.rope, *where, out, scratch)
+    attend(q, s.score_scale, s.heads, s.kv_lora, s.rope, *where, s.pairs, out, scratch)
     return [out[a:b].copy() for a, b in zip(tables.starts[:-1].tolist(), tables.starts[1:].tolist(), strict=True)]
 
 

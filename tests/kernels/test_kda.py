@@ -187,8 +187,8 @@ def test_heads_written_while_the_next_is_read_have_the_same_bits(lengths: list[i
     finally:
         threads.set_threads(before)
     first = 0
-    for (x, block), new in zip(segments, blocks, strict=True):
-        out, matrix, tails = case.define(x, block)
+    for (x, old), new in zip(segments, blocks, strict=True):
+        out, matrix, tails = case.define(x, old)
         assert error(outs[first : first + len(x)], out) < 1e-6
         assert error(new[: case.matrix_floats], matrix.ravel()) < 1e-6
         np.testing.assert_array_equal(new[case.matrix_floats :], tails.astype(np.float32).ravel())

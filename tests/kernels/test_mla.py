@@ -8,11 +8,14 @@ from numpy.typing import NDArray
 
 from serai.kernels import naive, threads
 from serai.kernels.latents import store_latents
-from serai.kernels.mla import SPLIT, attend, mla_scratch_floats
+from serai.kernels.mla import attend, mla_scratch_floats
+from serai.kernels.mla_pairs import SPLIT
 from tests.kernels.mla_case import LAYER, LAYERS, Session, Tables, feed, run, store
 from tests.kernels.simd_paths import digest, on_every_path
 
 F32 = NDArray[np.float32]
+KINDS = [(4, False), (2, False), (2, True)]
+"""Bytes of a latent, and whether products are of pairs."""
 BORDERS = [1, 2, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT + 5]
 
 
@@ -64,6 +67,48 @@ def test_output_matches_float64(heads: int, kv_lora: int, rope: int, latent_byte
         assert error(out, session.define(first, count)) < 2e-6
 
 
+@pytest.mark.parametrize(
+    ("heads", "kv_lora", "rope"), [(4, 64, 32), (1, 20, 3), (33, 16, 16), (5, 16, 0), (48, 40, 8), (96, 512, 64)]
+)
+def test_products_of_pairs_are_those_of_rounded_queries_and_weights(heads: int, kv_lora: int, rope: int) -> None:
+    """Within the rounding of bfloat16 of float64; far nearer to it once the queries are rounded there too."""
+    tokens = 2 * SPLIT + 5
+    session = Session(heads, kv_lora, rope, tokens, latent_bytes=2, pairs=True)
+    rounded = Session(heads, kv_lora, rope, tokens, latent_bytes=2, pairs=True)
+    rounded.queries = naive.bf16_widen(naive.bf16_round(session.queries))
+    for one in (session, rounded):
+        store([(one, 0, tokens)])
+    for count in BORDERS:
+        first = max(0, count - 6)
+        (out,) = run([(session, first, count)])
+        assert error(out, session.define(first, count)) < 2e-2
+        assert error(out, rounded.define(first, count)) < 3e-3
+        same(out, run([(rounded, first, count)])[0])
+
+
+def test_pairs_want_bfloat16_latents() -> None:
+    session = Session(2, 16, 16, 3, pairs=True)
+    store([(session, 0, 3)])
+    with pytest.raises(ValueError, match="pairs are of bfloat16"):
+        run([(session, 0, 3)])
+
+
+def test_numbers_too_small_for_pairs_are_zero() -> None:
+    """Where the instruction would take denormal numbers for 0 and two multiply-adds would not."""
+    session = Session(2, 16, 16, 9, latent_bytes=2, pairs=True)
+    store([(session, 0, 9)])
+    (full,) = run([(session, 8, 9)])
+    for page in session.pages:
+        page[LAYER, :, 5:7] = 0x0001  # the smallest there is
+    (tiny,) = run([(session, 8, 9)])
+    for page in session.pages:
+        page[LAYER, :, 5:7] = 0
+    (none,) = run([(session, 8, 9)])
+    same(tiny, none)
+    assert error(none, full) > 0.01
+    assert not none.reshape(2, 16)[:, 5:7].any()
+
+
 @pytest.mark.parametrize("scale", [0.0, 1e-3, 3.0, 40.0])
 def test_flat_and_peaked_attention_match_float64(scale: float) -> None:
     """B109: scores that leave all other weights at 0 (or denormal) give no NaN."""
@@ -73,24 +118,26 @@ def test_flat_and_peaked_attention_match_float64(scale: float) -> None:
     assert error(out, session.define(SPLIT, session.tokens)) < 2e-5
 
 
-def test_later_tokens_touch_nothing_whatever_they_hold() -> None:
+@pytest.mark.parametrize(("latent_bytes", "pairs"), KINDS)
+def test_later_tokens_touch_nothing_whatever_they_hold(latent_bytes: int, pairs: bool) -> None:
     """B109: masked latents are neither multiplied by 0 nor given a score; infinity and NaN in them stay there."""
-    session = Session(4, 64, 32, SPLIT + 20)
+    session = Session(4, 64, 32, SPLIT + 20, latent_bytes=latent_bytes, pairs=pairs)
     store([(session, 0, SPLIT + 20)])
     (clean,) = run([(session, 0, SPLIT + 20)])
     for value in (np.nan, np.inf, -np.inf, 3e38):
-        for token in (SPLIT + 10, 3):
+        for token in (SPLIT + 10, SPLIT + 11, 3, 4):
             store([(session, 0, SPLIT + 20)])
-            session.pages[token // 16][LAYER, token % 16] = value
+            held = np.array([value], np.float32)
+            session.pages[token // 16][LAYER, token % 16] = held if latent_bytes == 4 else naive.bf16_round(held)
             (out,) = run([(session, 0, SPLIT + 20)])
             same(out[:token], clean[:token])
 
 
-@pytest.mark.parametrize("latent_bytes", [4, 2])
+@pytest.mark.parametrize(("latent_bytes", "pairs"), KINDS)
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 35, 64, 65, SPLIT + 3])
-def test_one_call_gives_the_bits_of_one_token_at_a_time(tokens: int, latent_bytes: int) -> None:
+def test_one_call_gives_the_bits_of_one_token_at_a_time(tokens: int, latent_bytes: int, pairs: bool) -> None:
     """B02, for latents and outputs."""
-    session = Session(3, 64, 32, tokens, latent_bytes=latent_bytes)
+    session = Session(3, 64, 32, tokens, latent_bytes=latent_bytes, pairs=pairs)
     whole = feed(session, [tokens])
     latents = session.latents()
     stepped = feed(session, [1] * tokens)
@@ -113,19 +160,23 @@ def test_any_split_of_a_run_gives_the_same_bits() -> None:
 
 
 def test_the_size_of_a_page_affects_no_bits() -> None:
-    outs = []
-    for page_tokens in (1, 7, 16, 128, 1000):
-        session = Session(4, 64, 32, SPLIT + 9, page_tokens=page_tokens)
-        store([(session, 0, session.tokens)])
-        outs += run([(session, SPLIT - 2, session.tokens)])
-    for out in outs[1:]:
-        same(out, outs[0])
+    for latent_bytes, pairs in KINDS:
+        outs = []
+        for page_tokens in (1, 7, 16, 128, 1000):
+            session = Session(4, 64, 32, SPLIT + 9, page_tokens=page_tokens, latent_bytes=latent_bytes, pairs=pairs)
+            store([(session, 0, session.tokens)])
+            outs += run([(session, SPLIT - 2, session.tokens)])
+        for out in outs[1:]:
+            same(out, outs[0])
 
 
+@pytest.mark.parametrize(("latent_bytes", "pairs"), KINDS)
 @pytest.mark.parametrize("heads", [40, 3])
-def test_a_rows_bits_do_not_depend_on_the_batch_its_order_threads_or_scratch(heads: int) -> None:
+def test_a_rows_bits_do_not_depend_on_the_batch_its_order_threads_or_scratch(
+    heads: int, latent_bytes: int, pairs: bool
+) -> None:
     tokens = [5, SPLIT + 40, 1, 70, 2 * SPLIT]
-    sessions = [Session(heads, 32, 16, n, seed=i) for i, n in enumerate(tokens)]
+    sessions = [Session(heads, 32, 16, n, seed=i, latent_bytes=latent_bytes, pairs=pairs) for i, n in enumerate(tokens)]
     spans = [(session, max(0, session.tokens - 9 + i), session.tokens) for i, session in enumerate(sessions)]
     store([(session, 0, session.tokens) for session in sessions])
     alone = [run([span])[0] for span in spans]
@@ -140,12 +191,12 @@ def test_a_rows_bits_do_not_depend_on_the_batch_its_order_threads_or_scratch(hea
         threads.set_threads(before)
 
 
-@pytest.mark.parametrize("latent_bytes", [4, 2])
+@pytest.mark.parametrize(("latent_bytes", "pairs"), KINDS)
 @pytest.mark.parametrize("heads", [*range(1, 10), 16])
 @pytest.mark.parametrize("first", [0, 3, SPLIT - 5])
-def test_a_row_alone_gives_the_bits_it_has_among_others(heads: int, first: int, latent_bytes: int) -> None:
+def test_a_row_alone_gives_the_bits_it_has_among_others(heads: int, first: int, latent_bytes: int, pairs: bool) -> None:
     """With few heads several rows stand in one vector, and part at a split's end."""
-    session = Session(heads, 20, 12, 2 * SPLIT + 12, latent_bytes=latent_bytes)
+    session = Session(heads, 20, 12, 2 * SPLIT + 12, latent_bytes=latent_bytes, pairs=pairs)
     store([(session, 0, session.tokens)])
     (together,) = run([(session, first, session.tokens)], slots=1)
     for t in range(first, session.tokens):
@@ -159,13 +210,13 @@ def test_wrong_arrays_sizes_and_scratch_are_refused() -> None:
     where = (tables.starts, tables.positions, tables.pages, tables.page_starts, 16, 0)
     out, scratch = np.zeros((3, 32), np.float32), np.zeros(mla_scratch_floats(16, 16, 1), np.float32)
     with pytest.raises(TypeError):
-        attend(session.queries[:, ::2], 0.1, 1, 16, 16, *where, 4, out, scratch)
+        attend(session.queries[:, ::2], 0.1, 1, 16, 16, *where, 4, False, out, scratch)
     with pytest.raises(TypeError):
-        attend(session.queries, 0.1, 2, 16, 16, *where, 4, out.astype(np.float64), scratch)
+        attend(session.queries, 0.1, 2, 16, 16, *where, 4, False, out.astype(np.float64), scratch)
     with pytest.raises(ValueError, match="bfloat16"):
-        attend(session.queries, 0.1, 2, 16, 16, *where, 1, out, scratch)
+        attend(session.queries, 0.1, 2, 16, 16, *where, 1, False, out, scratch)
     with pytest.raises(ValueError, match="scratch"):
-        attend(session.queries, 0.1, 2, 16, 16, *where, 4, out, scratch[:-1])
+        attend(session.queries, 0.1, 2, 16, 16, *where, 4, False, out, scratch[:-1])
     with pytest.raises(TypeError):
         store_latents(session.proj.astype(np.float16), 0, session.norm_w, 1e-6, 16, *where, 4)
     with pytest.raises(ValueError, match="bfloat16"):
@@ -175,8 +226,9 @@ def test_wrong_arrays_sizes_and_scratch_are_refused() -> None:
 def bits() -> str:
     """Of two sessions, each row alone as well as among the others: a path fails here where those differ."""
     results: list[F32] = []
-    for heads, kv_lora, rope, latent_bytes in ((40, 64, 32, 4), (3, 20, 3, 2)):
-        session = Session(heads, kv_lora, rope, SPLIT + 21, latent_bytes=latent_bytes)
+    shapes = ((40, 64, 32, 4, False), (3, 20, 3, 2, False), (40, 64, 32, 2, True), (3, 20, 3, 2, True))
+    for heads, kv_lora, rope, latent_bytes, pairs in shapes:
+        session = Session(heads, kv_lora, rope, SPLIT + 21, latent_bytes=latent_bytes, pairs=pairs)
         store([(session, 0, session.tokens)])
         (together,) = run([(session, 3, session.tokens)])
         for t in range(3, session.tokens):

@@ -12,7 +12,7 @@ from serai.runtime.bench.kernel_cases import TOKEN_OPERATIONS, Attention, Case, 
 from serai.runtime.bench.kernels import Peaks, Scale, bench_kernels
 
 SMALL = Scale(1 << 20, 1 << 16, 1, 300, 2_000)
-PEAK = Peaks(read=1e9, copy=2e9, int8=1e12, float32=1e11)
+PEAK = Peaks(read=1e9, copy=2e9, int8=1e12, bfloat16=2e11, float32=1e11)
 
 
 @pytest.mark.parametrize("streams", [1, 2, 4])
@@ -47,7 +47,17 @@ def test_kda_layers_stay_finite_and_say_what_they_move() -> None:
 
 
 def test_attention_counts_each_row_up_to_its_own_token() -> None:
-    assert Attention(5, 2).case("x").operations == (4 + 5) * TOKEN_OPERATIONS
+    attention = Attention(5, 2)
+    assert attention.case("x").operations == (4 + 5) * TOKEN_OPERATIONS
+    products, expanding = 96 * (192 + 128) * (4 + 5), 96 * (128 + 128) * 512 * 5
+    assert attention.expanded_operations == 2 * (products + expanding)
+
+
+def test_the_peak_of_pairs_adds_both_products() -> None:
+    numbers, out = np.full(64, 0.5, np.float32), np.zeros(3 * 192, np.float32)
+    numbers.view(np.uint32)[:] |= 0x3E80  # the lower half: 0.25
+    peaks.pair_peak(numbers, 3, 4, out)
+    np.testing.assert_array_equal(out, numbers[0] + np.float32(4 * (0.5 * 0.5 + 0.25 * 0.25)))
 
 
 def test_ratios_are_of_the_peak_a_case_names() -> None:

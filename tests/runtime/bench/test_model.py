@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from serai.runtime.bench.mid import MID_K3, cached_mid_model, largest_that_fits,
 from serai.runtime.bench.report import BenchFailed
 from serai.runtime.bench.tiny import TINY_K3
 from serai.runtime.checks.stepping import Stepper
+from serai.runtime.errors import BadParameter
 from serai.runtime.models.config import load_config
 from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
 from serai.runtime.models.safetensors_files import CheckpointFiles
@@ -73,10 +75,34 @@ def test_a_synthetic_context_can_be_decoded_from(loaded: LoadedModel) -> None:
 
 
 def test_cells_that_do_not_fit_say_so(loaded: LoadedModel) -> None:
-    limit = 2 * 2 * session_bytes(loaded.layout, 700)
+    limit = 2 * session_bytes(loaded.layout, 2000)
     cells = model.measure(loaded, limit, (1, 9), (0,), 2, lambda _: None)
     assert [cell.row()["tok/s"] == "does not fit" for cell in cells] == [False, False, True]
     assert all(cell.tokens_per_s is None or cell.tokens_per_s > 0 for cell in cells)
+
+
+def test_a_cell_stops_after_a_few_seconds(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    feed = Stepper.feed
+
+    def counted(stepper: Stepper, parts: Any, draws: Any = ()) -> Any:
+        calls.append([len(tokens) for _, tokens in parts])
+        return feed(stepper, parts, draws)
+
+    monkeypatch.setattr(Stepper, "feed", counted)
+    monkeypatch.setattr(model, "LONG_CONTEXT", 100)
+    for most_s, steps in ((0.0, 2), (60.0, 5)):
+        calls.clear()
+        monkeypatch.setattr(model, "CELL_S", most_s)
+        cells = model.measure(loaded, 1 << 30, (2,), (128,), 4, lambda _: None)
+        assert [(cell.kind, cell.rows) for cell in cells] == [("prefill", model.LONG_PREFILL_TOKENS), ("decode", 1)]
+        assert calls.count([1, 1]) == steps
+        assert calls.count([model.LONG_PREFILL_TOKENS]) == steps + 3, "and the prompts of three states"
+
+
+def test_a_context_is_no_negative_number(tmp_path: Path) -> None:
+    with pytest.raises(BadParameter, match="0 or more, not -3"):
+        model.bench_model(tmp_path, quick=True, tell=lambda _: None, only_contexts=[5, -3])
 
 
 def test_the_claims_are_named_and_none_is_made_of_a_peer_that_was_not_run(
