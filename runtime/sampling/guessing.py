@@ -21,10 +21,10 @@ copies a page soon has a pattern of any length."""
 PLACES = 16
 """Earlier places that are looked at, the latest first."""
 
-FIRST_CREDIT, MOST_CREDIT, LEAST_CREDIT = 1.0, 4.0, -2.0
-EARNED = 0.005
-"""What guessing may lose, in steps of one row: so much at first, and half a percent of what is generated after that.
-What it has won may be risked again up to `MOST_CREDIT`; after any loss it is tried again within 400 tokens."""
+FIRST_CREDIT, MOST_CREDIT, LEAST_CREDIT = 0.5, 4.0, -1.5
+EARNED = 0.003
+"""What guessing may lose, in steps of one row: so much at first, and 0.3 % of what is generated after that.
+What it has won may be risked again up to `MOST_CREDIT`; after any loss it is tried again within 500 tokens."""
 
 FORGET = 0.8
 """What a try leaves of the weight of those before it."""
@@ -105,7 +105,7 @@ class Worth:
     credit: float = FIRST_CREDIT
     step_s: float = 0.0
     row: float = 0.2
-    right: float = 4.0
+    right: float = 2.0
     wrong: float = 1.0
     pattern: int = LEAST_PATTERN
 

@@ -47,7 +47,7 @@ def generate(worth: Worth, tokens: int, *, right: int, row: float, offered: int 
 @pytest.mark.parametrize("tokens", [128, 256, 10_000])
 def test_where_guessing_never_pays_it_costs_no_more_than_was_set_aside(row: float, tokens: int) -> None:
     spent, tries = generate(Worth(), tokens, right=0, row=row)
-    first_try, later_ones = 8 * row, 4 * row
+    first_try, later_ones = 8 * row, 4 * row + 1  # the last try may bring one token more than were asked for
     assert spent - tokens <= max(first_try, FIRST_CREDIT + later_ones) + 2 * EARNED * tokens
     assert tries >= tokens * EARNED / 4, "it is tried again, now and then"
 
