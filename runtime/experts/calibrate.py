@@ -6,20 +6,39 @@ kernels. The smallest number within a twentieth of the best rate is taken.
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serai.runtime.experts.cache import aligned_records
 from serai.runtime.experts.disk import ReadMode
-from serai.runtime.experts.source import ExpertSource
 
 TRIED = (1, 2, 4, 8, 16)
 GOOD_ENOUGH = 0.95
 TRY_S = 0.15
 """For each number: some tens of records of a few MB on an NVMe disk, a second in all."""
+
+
+class Records(Protocol):
+    """What can be read at random: the part of an `ExpertSource` that this needs."""
+
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+
+    @property
+    def experts(self) -> int: ...
+
+    @property
+    def scratch_bytes(self) -> int: ...
+
+    @property
+    def mode(self) -> ReadMode: ...
+
+    def read(self, layer: int, expert: int, record: NDArray[np.uint8], scratch: NDArray[np.uint8]) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +60,7 @@ class Calibration:
 
 
 def calibrate(
-    source: ExpertSource,
+    source: Records,
     memory: Sequence[NDArray[np.uint8]],
     *,
     tried: Sequence[int] = TRIED,
@@ -63,20 +82,30 @@ def choose(rates: Sequence[tuple[int, float]]) -> int:
     return min(count for count, rate in rates if rate >= GOOD_ENOUGH * best)
 
 
-def read_rate(source: ExpertSource, memory: Sequence[NDArray[np.uint8]], *, try_s: float, seed: int = 0) -> float:
+def read_rate(source: Records, memory: Sequence[NDArray[np.uint8]], *, try_s: float, seed: int = 0) -> float:
     """Bytes a second from disk with one thread for each record of `memory`."""
-    rng = np.random.default_rng(seed)
-    picks = [rng.integers(len(source.layers) * source.experts, size=4096) for _ in memory]
+    total = len(source.layers) * source.experts
+
+    def read(record: NDArray[np.uint8], scratch: NDArray[np.uint8], picks: np.random.Generator) -> int:
+        pick = int(picks.integers(total))
+        return source.read(source.layers[pick // source.experts], pick % source.experts, record, scratch)
+
+    scratches = aligned_records(len(memory), source.scratch_bytes)
+    picks = np.random.default_rng(seed).spawn(len(memory))
+    return rate_of([partial(read, *one) for one in zip(memory, scratches, picks, strict=True)], try_s)
+
+
+def rate_of(readers: Sequence[Callable[[], int]], try_s: float) -> float:
+    """Bytes a second that these give together, each called on a thread of its own until `try_s` have passed, but at
+    least once. A call gives the bytes it read; what it raises is raised here."""
     until_s = time.monotonic() + try_s
     results: list[int | BaseException] = []
-    scratches = aligned_records(len(memory), source.scratch_bytes)
 
-    def work(record: NDArray[np.uint8], scratch: NDArray[np.uint8], order: NDArray[np.int64]) -> None:
+    def work(reader: Callable[[], int]) -> None:
         total = 0
         try:
-            for pick in order:
-                layer, expert = source.layers[int(pick) // source.experts], int(pick) % source.experts
-                total += source.read(layer, expert, record, scratch)
+            while True:
+                total += reader()
                 if time.monotonic() >= until_s:
                     break
         except BaseException as error:  # noqa: BLE001  # raised below, on the caller's thread
@@ -85,9 +114,7 @@ def read_rate(source: ExpertSource, memory: Sequence[NDArray[np.uint8]], *, try_
             results.append(total)
 
     started_s = time.monotonic()
-    threads = [
-        threading.Thread(target=work, args=one, daemon=True) for one in zip(memory, scratches, picks, strict=True)
-    ]
+    threads = [threading.Thread(target=work, args=(reader,), daemon=True) for reader in readers]
     for thread in threads:
         thread.start()
     for thread in threads:
