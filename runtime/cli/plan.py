@@ -8,6 +8,7 @@ from rich.table import Table
 
 from serai.runtime.cli.options import Budget, ExpertsPerToken, Json, Precision, PrecisionName, Trunk
 from serai.runtime.cli.output import bytes_text, pairs, reporting, table
+from serai.runtime.cli.plan_compare import COMPARED_CONTEXTS, comparison_table
 
 if TYPE_CHECKING:
     from serai.runtime.memory.limits import DefaultBudget
@@ -27,10 +28,24 @@ def plan(
     precision: Precision = PrecisionName.FAST,
     trunk: Trunk = None,
     experts_per_token: ExpertsPerToken = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Only show what a context costs here and under other kinds of attention.")
+    ] = False,
+    projected: Annotated[
+        bool, typer.Option("--project", help="Measure disk and processor, and say how fast it and Kimi K3 would be.")
+    ] = False,
+    folder: Annotated[
+        Path, typer.Option("--dir", metavar="D", help="The folder whose disk --project measures. [default: this one]")
+    ] = Path(),
+    disk_rate: Annotated[
+        str | None,
+        typer.Option("--disk-rate", metavar="SIZE", help='Bytes a second, such as "7GB", instead of measuring.'),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Show what a model and its sessions take in memory. A budget that is too small is an error, as it is for run."""
     from serai.checkpoints.snapshot import LatentType
+    from serai.runtime.cli.plan_project import measured_speeds, projections
     from serai.runtime.memory.byte_sizes import parse_bytes
     from serai.runtime.memory.plan import DEFAULT_CONTEXT_TOKENS, check_budget, plan_memory, sessions_that_fit
     from serai.runtime.models.fewer_experts import with_experts_per_token
@@ -68,6 +83,14 @@ def plan(
             "sessions_that_fit": fit,
             "fits": fits,
         }
+        if compare:
+            out.result(values | {"compared_contexts": list(COMPARED_CONTEXTS)}, comparison_table(made.comparison))
+            return
+        if projected:
+            speeds = measured_speeds(folder, disk_rate, made.expert_slot_bytes, held, fast=fast, tell=out.note)
+            told = projections(config, made, speeds, budget_bytes, latents, held, fast=fast)
+            out.result(values | {"projection": told.to_json()}, *told.tables())
+            return
         out.result(
             values,
             _model_table(made),

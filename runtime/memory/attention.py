@@ -36,7 +36,12 @@ PUBLISHED = (
     AttentionCost(
         "Qwen3-30B-A3B (grouped-query, bf16)", kv_token_bytes(layers=48, kv_heads=4, head_dim=128, value_bytes=2)
     ),
-    AttentionCost("DeepSeek-V3 (latent, bf16)", latent_token_bytes(layers=61, latent_width=512 + 64, value_bytes=2)),
+    AttentionCost(
+        "the same with 32 key heads (multi-head)", kv_token_bytes(layers=48, kv_heads=32, head_dim=128, value_bytes=2)
+    ),
+    AttentionCost(
+        "DeepSeek-V3, Kimi K2 (latent, bf16)", latent_token_bytes(layers=61, latent_width=512 + 64, value_bytes=2)
+    ),
 )
 """Models of the other attention families, from their published shapes."""
 

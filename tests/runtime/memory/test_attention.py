@@ -2,7 +2,7 @@
 
 import pytest
 
-from serai.runtime.memory.attention import PUBLISHED, alternatives, kv_token_bytes
+from serai.runtime.memory.attention import PUBLISHED, alternatives
 from serai.runtime.models.config import load_config
 from tests.runtime.models.small_checkpoints import DATA
 
@@ -11,12 +11,12 @@ K3 = load_config(DATA / "kimi-k3-config.json")
 
 
 def test_published_models_cost_what_their_shapes_say() -> None:
-    llama, qwen, deepseek = PUBLISHED
+    llama, qwen, multi_head, deepseek = PUBLISHED
     assert llama.token_bytes == 524_288
     assert llama.session_bytes(4096) == 2 * 2**30
     assert llama.session_bytes(262_144) == 128 * 2**30
     assert qwen.token_bytes == 98_304
-    assert kv_token_bytes(layers=48, kv_heads=32, head_dim=128, value_bytes=2) == 8 * 98_304
+    assert multi_head.token_bytes == 8 * 98_304
     assert deepseek.token_bytes == 70_272
 
 
