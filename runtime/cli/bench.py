@@ -77,6 +77,15 @@ def experts(quick: Quick = False, folder: Folder = None, as_json: Json = False) 
         _show(out, bench_experts(bench_folder(folder, os.environ), quick=quick, tell=out.note))
 
 
+@app.command("k3-slice")
+def k3_slice(quick: Quick = False, folder: Folder = None, as_json: Json = False) -> None:
+    """Two layers of Kimi K3 at full width, 20 GB, under 6 GiB: memory, step time and bytes read, same tokens."""
+    with reporting(as_json=as_json) as out:
+        from serai.runtime.bench.k3_slice import bench_k3_slice
+
+        _show(out, bench_k3_slice(bench_folder(folder, os.environ), quick=quick, tell=out.note))
+
+
 @app.command("experts-per-token")
 def experts_per_token(quick: Quick = False, _folder: Unused = None, as_json: Json = False) -> None:
     """What fewer experts a token cost the nano model (KL, likeliest token, recall), and the reading they save."""
