@@ -18,6 +18,10 @@ from serai.runtime.errors import OutOfBudget, TooManyWaiting, WaitedTooLong
 from serai.runtime.memory.accounts import Account
 from serai.runtime.state import StatePool
 
+NOBODY_UNDER_WAY_S = 30.0
+"""Where no call is under way, nothing can be moved out and nobody closes a session for so long, nobody will: a call
+that waits is told, instead of after `max_wait_s`."""
+
 
 class Reservation:
     """Bytes kept free for one request. `keep` adjusts them as they turn into live buffers; `close` ends it."""
@@ -65,10 +69,18 @@ class Admission:
     Without a limit and quotas everybody passes.
     """
 
-    def __init__(self, pool: StatePool, *, max_waiting: int = 1_024, max_wait_s: float = 600.0) -> None:
+    def __init__(
+        self,
+        pool: StatePool,
+        *,
+        max_waiting: int = 1_024,
+        max_wait_s: float = 600.0,
+        nobody_under_way_s: float = NOBODY_UNDER_WAY_S,
+    ) -> None:
         self._pool = pool
         self._max_waiting = max_waiting
         self._max_wait_s = max_wait_s
+        self._nobody_under_way_s = nobody_under_way_s
         self._reservations: set[Reservation] = set()
         self._lines: dict[Account, list[_Waiter]] = {}
         self._arrivals = count()
@@ -104,7 +116,8 @@ class Admission:
 
         `held_bytes` is what the request's own session holds already, which can't be moved out for it. Raises
         `OverQuota` or `OutOfBudget` when it could not fit even alone, or when it is going on and nobody else could make
-        room; `OverQuota` or `TooManyWaiting` when as many wait as may; `WaitedTooLong` after `max_wait_s`.
+        room; `OverQuota` or `TooManyWaiting` when as many wait as may; `WaitedTooLong` after `max_wait_s`, or
+        `nobody_under_way_s` in which there was no call whose end could have freed memory.
         """
         self.check(needed_bytes + held_bytes, account)
         one = _Waiter(next(self._arrivals), account, needed_bytes, going_on)
@@ -115,10 +128,7 @@ class Admission:
             raise TooManyWaiting(waiting=None if account.is_tenant else self.waiting)
         with anyio.move_on_after(self._max_wait_s):
             return await self._wait(one)
-        free = account.free_bytes if account.is_tenant else self.free_bytes
-        raise WaitedTooLong(
-            waited_s=self._max_wait_s, needed_bytes=needed_bytes, free_bytes=None if free is None else max(free, 0)
-        )
+        raise self._waited(self._max_wait_s, one)
 
     async def _wait(self, one: _Waiter) -> Reservation:
         line = self._lines.setdefault(one.account, [])
@@ -127,13 +137,18 @@ class Admission:
         one.account.waiting += 1
         try:
             while True:
+                is_alone = False
                 if not self._anybody_before(one):
                     if self._fits(one):
                         return self._reserve(one.needed_bytes, one.account)
                     if await self._make_room(one) or self._fits(one):
                         continue
                     self._check_hope(one)
-                await one.turn.wait()
+                    is_alone = self._is_alone(one)
+                with anyio.move_on_after(self._nobody_under_way_s if is_alone else None):
+                    await one.turn.wait()
+                if is_alone and not one.turn.is_set() and self._is_alone(one):
+                    raise self._waited(self._nobody_under_way_s, one)
                 one.turn = anyio.Event()
         finally:
             line.remove(one)
@@ -151,15 +166,25 @@ class Admission:
 
     def _check_hope(self, one: _Waiter) -> None:
         """Raise for a generation under way when nobody else is whose end would free memory: it would wait for ever."""
-        if not one.going_on:
+        if not one.going_on or not self._is_alone(one):
             return
         account = one.account
         if not account.has_room(one.needed_bytes):
-            if account.reserved_bytes == 0:
-                account.check_bytes(one.needed_bytes, account.live_bytes)
-        elif not self._reservations:
+            account.check_bytes(one.needed_bytes, account.live_bytes)
+        else:
             free = None if account.is_tenant else self.free_bytes or 0
             raise OutOfBudget(what="going on", needed_bytes=one.needed_bytes, free_bytes=free)
+
+    def _is_alone(self, one: _Waiter) -> bool:
+        """Whether there is no call whose end would give back what it waits for: its own quota's bytes, or anybody's."""
+        if not one.account.has_room(one.needed_bytes):
+            return one.account.reserved_bytes == 0
+        return not self._reservations
+
+    def _waited(self, waited_s: float, one: _Waiter) -> WaitedTooLong:
+        free = one.account.free_bytes if one.account.is_tenant else self.free_bytes
+        free_bytes = None if free is None else max(free, 0)
+        return WaitedTooLong(waited_s=waited_s, needed_bytes=one.needed_bytes, free_bytes=free_bytes)
 
     def freed(self) -> None:
         """Memory or a place became free, or a quota changed: the first of each line looks again."""

@@ -54,14 +54,28 @@ class Keeper:
         state = await self._replay(before, stored.timeline, stored.node.session_id)
         return state, stored.node.inexact or (start is not None and start.inexact)
 
-    async def at(self, timeline: Timeline, namespace: str, workflow: str, *, exact: bool) -> State:
-        """The state at the end of a timeline: the deepest one known on the way (for an exact one), then a replay."""
-        before = await self.known(namespace, timeline.ids(), above=0) if exact else None
-        return await self._replay(before or self._pool.empty(namespace), timeline, workflow)
+    async def at(
+        self, timeline: Timeline, namespace: str, workflow: str, *, exact: bool, beside: State | None = None
+    ) -> State:
+        """The state at the end of a timeline: the deepest one known on the way (for an exact one), then a replay.
 
-    async def hold_at(self, timeline: Timeline, namespace: str, workflow: str, *, exact: bool) -> "Holding":
+        `beside` is held meanwhile and can't be moved out: `OutOfBudget` when the two could not be held even alone.
+        """
+        before = await self.known(namespace, timeline.ids(), above=0) if exact else None
+        before = before or self._pool.empty(namespace)
+        if beside is not None and before.position < len(timeline):
+            try:
+                self._admission.check(self._pool.most_bytes((beside, before), len(timeline)), before.account)
+            except BaseException:
+                before.release()
+                raise
+        return await self._replay(before, timeline, workflow)
+
+    async def hold_at(
+        self, timeline: Timeline, namespace: str, workflow: str, *, exact: bool, beside: State | None = None
+    ) -> "Holding":
         """A holding of the state at the end of a timeline, as `at` gives it."""
-        state = await self.at(timeline, namespace, workflow, exact=exact)
+        state = await self.at(timeline, namespace, workflow, exact=exact, beside=beside)
         return Holding(self, state, state.position)
 
     def replay_tokens(self, timeline: Timeline, namespace: str, *, exact: bool) -> int:

@@ -282,7 +282,7 @@ class Session(DurableSession):
             timeline = self._timeline.at(where, branch=self._timeline.branch)
             timeline.forks = self._timeline.forks
             holding = await self._services.keeper.hold_at(
-                timeline, self.namespace, self.workflow, exact=not self.inexact
+                timeline, self.namespace, self.workflow, exact=not self.inexact, beside=self._holding.held
             )
             if not self.is_open:  # the runtime closed meanwhile
                 holding.release()

@@ -10,8 +10,8 @@ import anyio.lowlevel
 import pytest
 
 from serai.checkpoints.store import Store
-from serai.runtime import FinishReason, Runtime, SamplingParams
-from serai.runtime.errors import OutOfBudget
+from serai.runtime import FinishReason, Runtime, SamplingParams, Session
+from serai.runtime.errors import OutOfBudget, WaitedTooLong
 from serai.runtime.memory.residency import Idle, Tier, value_of_moving, victims
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
@@ -133,6 +133,43 @@ async def test_a_session_that_outgrows_the_budget_ends_its_turn_and_stays() -> N
         assert session.tokens().tolist() == [1] * 20 + given
         assert given == greedy_by_hand([1] * 20, len(given))
         assert len(given) >= 4
+
+
+async def test_a_full_house_where_nobody_is_under_way_is_an_error_before_long() -> None:
+    """No store, an idle engine and a budget too small for both: nothing but a session that is closed would help."""
+    limit = RUNNING + 14 * PAGE
+    async with fake_runtime(limit_bytes=limit) as rt:
+        rt._services.admission._nobody_under_way_s = 0.05
+        first, *others = [await rt.session() for _ in range(3)]
+        await first.append([1] * 32)
+        refused: list[WaitedTooLong] = []
+
+        async def too_much(session: Session) -> None:
+            with pytest.raises(WaitedTooLong, match=r"did not become free within 0.05 s .* with a store") as error:
+                await session.append([2] * 32)
+            refused.append(error.value)
+
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                for session in others:
+                    tasks.start_soon(too_much, session)
+        assert [error.free_bytes for error in refused] == [limit - rt.pool.live_bytes] * 2
+        assert [session.position for session in (first, *others)] == [32, 0, 0]
+        assert rt.status().work.waiting_for_memory == 0
+        await first.close()
+        await others[0].append([2] * 32)
+
+
+async def test_going_back_that_can_not_fit_beside_the_present_is_refused_at_once() -> None:
+    """A session never waits for memory that it holds itself."""
+    async with fake_runtime(limit_bytes=2 * FIXED + 2 * LOGITS + 12 * PAGE, policy=Policy(reuse=False)) as rt:
+        session = await rt.session()
+        await session.append([1] * 20)
+        with anyio.fail_after(20), pytest.raises(OutOfBudget, match="this call needs"):
+            await session.rewind(position=19)
+        assert session.position == 20
+        assert rt.status().budget.reserved_bytes == 0
+        await session.append([1] * 2)
 
 
 async def test_a_full_house_without_a_store_waits_for_a_session_to_close() -> None:
