@@ -1,5 +1,6 @@
 """`open_runtime`: from a model's name to a runtime in which sessions live."""
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -15,11 +16,11 @@ from serai.runtime.engine_thread import EngineThread
 from serai.runtime.errors import BadParameter
 from serai.runtime.experts.access import Experts
 from serai.runtime.experts.heat import layer_heat
+from serai.runtime.experts.notes import ExpertNotes, streamed_in
 from serai.runtime.experts.opening import whole_working_sets
-from serai.runtime.experts.streamed import StreamedExperts
 from serai.runtime.memory.accounts import Quota
 from serai.runtime.memory.byte_sizes import parse_bytes
-from serai.runtime.memory.limits import default_budget
+from serai.runtime.memory.limits import default_budget, over_room
 from serai.runtime.memory.plan import check_budget, plan_memory
 from serai.runtime.models.open_model import FoundModel, LoadedModel, Precision, find_model, load_model
 from serai.runtime.models.scratch import kernel_scratch_bytes
@@ -33,6 +34,8 @@ from serai.runtime.status import ExpertStatus
 from serai.runtime.to_the_end import in_thread_to_the_end
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 SESSION_SHARE = 25
 """Per cent of what a streaming model leaves of the budget that is for sessions; the rest holds experts."""
@@ -63,6 +66,8 @@ async def open_runtime(
     trunk: str | Trunk | None = None,
     experts_per_token: int | None = None,
     threads: int | None = None,
+    warm_start: bool = False,
+    trace: str | Path | None = None,
     policy: Policy | None = None,
     quotas: Mapping[str, Quota] | None = None,
     progress: Callable[[Opening], None] | None = None,
@@ -77,11 +82,15 @@ async def open_runtime(
     each namespace may have of the budget (`set_quota` changes them). `progress` is called from worker threads. Leaving
     the block closes every session.
 
+    For models whose experts are read: `warm_start` begins with those most used when it was last opened so, and keeps
+    which these are in the model's folder (`experts/usage.py`). `trace` is a file that is written at the end with the
+    experts every step wanted, for `serai bench cache --trace`; until then it takes memory that is in no budget.
+
     Raises, before anything is loaded, `ModelNotFound`, `ConfigInvalid`, `WeightsInvalid`, `BudgetTooSmall` or
     `BadParameter`, and `StoreBusy` or `StoreInvalid` for the store.
     """
     chosen, held = Precision.parse(precision), Trunk.parse(trunk)
-    budget_bytes = default_budget().budget_bytes if budget is None else parse_bytes(budget)
+    budget_bytes = chosen_budget(budget)
     if threads is not None:
         if threads < 1:
             raise BadParameter(f"threads is {threads}, but must be at least 1")
@@ -90,18 +99,36 @@ async def open_runtime(
         find = partial(find_model, model, experts_per_token=experts_per_token)
         found = await _made(stack, in_thread_to_the_end, find, lambda one: one.files.close())
         room = expert_room(found, chosen, budget_bytes, held)
+        notes = ExpertNotes(
+            found.path, found.config, warm_start=warm_start, trace=None if trace is None else Path(trace)
+        )
         kept: Store | None = None
         if store is not None:
             kept = await _made(stack, in_thread_to_the_end, lambda: Store.open(str(store)), Store.close)
         thread = EngineThread()
         stack.push_async_callback(in_thread_to_the_end, thread.close)
-        load = partial(_load, found, chosen, held, room, progress)
-        loaded = await _made(stack, thread.call, load, lambda one: one.model.close())
+        load = partial(_load, found, chosen, held, room, notes, progress)
+        loaded = await _made(stack, thread.call, load, partial(_unload, notes))
         limits = Limits(wide_rows=room.wide_rows)
         runtime = _wire(found, loaded, thread, kept, chosen, budget_bytes, limits, policy)
         for namespace, quota in (quotas or {}).items():
             runtime.set_quota(namespace, quota)
         yield await stack.enter_async_context(running(runtime))
+
+
+def chosen_budget(budget: str | int | None) -> int:
+    """The budget asked for, in bytes, or what is free here less a reserve. One that is more than is free is taken at
+    its word, with a warning."""
+    if budget is None:
+        return default_budget().budget_bytes
+    chosen = parse_bytes(budget)
+    try:
+        warning = over_room(chosen, default_budget())
+    except BadParameter:  # nothing tells how much is free
+        warning = None
+    if warning is not None:
+        log.warning("%s", warning)
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +211,15 @@ def _wire(
 
 def _watch(experts: Experts | None) -> Callable[[], ExpertStatus] | None:
     """What tells how streaming goes; None for a model whose experts are all in memory."""
-    if not isinstance(experts, StreamedExperts):
+    streamed = streamed_in(experts)
+    if streamed is None:
         return None
 
     def look() -> ExpertStatus:
-        status = experts.status
+        status = streamed.status
         return ExpertStatus(
             slots=status.slots,
-            experts=len(experts.cache.layers) * experts.cache.experts,
+            experts=len(streamed.cache.layers) * streamed.cache.experts,
             hits=status.cache.hits + status.cache.late,
             late=status.cache.late,
             misses=status.cache.misses,
@@ -199,7 +227,10 @@ def _watch(experts: Experts | None) -> Callable[[], ExpertStatus] | None:
             guesses_used=status.cache.guesses_used,
             read_bytes=status.reads.read_bytes,
             read_s=status.reads.reading_s,
-            layers=layer_heat(experts.cache),
+            layers=layer_heat(streamed.cache),
+            mode=status.mode.value,
+            reads_in_flight=status.reads_in_flight,
+            degraded=status.degraded,
         )
 
     return look
@@ -228,6 +259,7 @@ def _load(
     precision: Precision,
     trunk: Trunk,
     room: ExpertRoom,
+    notes: ExpertNotes,
     progress: Callable[[Opening], None] | None,
 ) -> LoadedModel:
     """Compile (or load) the kernels and read the weights; runs on the engine thread."""
@@ -237,12 +269,25 @@ def _load(
             progress(Opening(stage, done, total))
 
     kernels.warm(lambda step: tell("kernels", step.done, step.total))
-    return load_model(
+    loaded = load_model(
         found,
         precision,
         max_rows=Limits().step_rows,
         trunk=trunk,
         expert_slots=room.slots,
         wide_rows=room.wide_rows,
+        recorder=notes.recorder,
         progress=lambda done, total: tell("weights", done, total),
     )
+    try:
+        notes.begin(loaded.model.experts, lambda done, total: tell("experts", done, total))
+    except BaseException:
+        loaded.model.close()
+        raise
+    return loaded
+
+
+def _unload(notes: ExpertNotes, loaded: LoadedModel) -> None:
+    """Close the model and write what is kept of its use; runs on the engine thread."""
+    loaded.model.close()
+    notes.end(loaded.model.experts)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 LABELS = {
     "kernels": "preparing kernels (the first run compiles them)",
     "weights": "reading weights",
+    "experts": "reading the experts used most",
 }
 """What each stage of opening is called."""
 
@@ -83,15 +84,13 @@ def open_model(
     """A loaded model, ready kernels and no sessions. Refuses a budget that is too small before anything is loaded."""
     from serai.kernels import compile as kernels
     from serai.kernels.threads import set_threads
-    from serai.runtime.memory.byte_sizes import parse_bytes
-    from serai.runtime.memory.limits import default_budget
     from serai.runtime.models.open_model import Precision, find_model, load_model
     from serai.runtime.models.trunk import Trunk
-    from serai.runtime.opening import expert_room
+    from serai.runtime.opening import chosen_budget, expert_room
     from serai.runtime.scheduler import Limits
 
     chosen, held = Precision.parse(precision), Trunk.parse(trunk)
-    budget_bytes = default_budget().budget_bytes if budget is None else parse_bytes(budget)
+    budget_bytes = chosen_budget(budget)
     found = find_model(name, experts_per_token=experts_per_token)
     try:
         if threads is not None:

@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -36,6 +37,17 @@ ExpertsPerToken = Annotated[
         metavar="N",
         help="Visit fewer experts than the model was trained with: faster, and worse. [default: the model's own]",
     ),
+]
+WarmStart = Annotated[
+    bool,
+    typer.Option(
+        "--warm-start",
+        help="Where experts are read from disk: begin with those used most last time, kept in the model's folder.",
+    ),
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option("--trace", metavar="FILE", help="Record which experts steps want, for serai bench cache --trace."),
 ]
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads to compute with. [default: the cores there are]")

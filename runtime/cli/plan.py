@@ -103,10 +103,11 @@ def plan(
 
 def _read(path: str) -> "tuple[ModelConfig, CheckpointFiles | None]":
     """The configuration, and the headers of the weights when there are any."""
+    from serai.runtime.errors import SeraiError
     from serai.runtime.models.config import load_config
     from serai.runtime.models.locate import locate_model
+    from serai.runtime.models.open_model import check_files
     from serai.runtime.models.safetensors_files import CheckpointFiles
-    from serai.runtime.models.tensor_check import check_tensors
 
     file = Path(path)
     if file.is_file():
@@ -116,7 +117,11 @@ def _read(path: str) -> "tuple[ModelConfig, CheckpointFiles | None]":
     if not any(folder.glob("*.safetensors")):
         return config, None
     files = CheckpointFiles.open(folder)
-    check_tensors(config, files)
+    try:
+        check_files(config, files)
+    except SeraiError:
+        files.close()
+        raise
     return config, files
 
 

@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serai.runtime.cli.monitor import check_terminal
-from serai.runtime.cli.options import Budget, ExpertsPerToken, Json, Model, Precision, PrecisionName, Threads, Trunk
+from serai.runtime.cli.options import (
+    Budget,
+    ExpertsPerToken,
+    Json,
+    Model,
+    Precision,
+    PrecisionName,
+    Threads,
+    Trace,
+    Trunk,
+    WarmStart,
+)
 from serai.runtime.cli.output import Output, reporting
 from serai.runtime.cli.sampling_options import (
     FrequencyPenalty,
@@ -74,6 +85,8 @@ def run(
     experts_per_token: ExpertsPerToken = None,
     budget: Budget = None,
     threads: Threads = None,
+    warm_start: WarmStart = False,
+    trace: Trace = None,
     as_json: Json = False,
 ) -> None:
     """Read a prompt and stream the answer. Ctrl-C pauses and prints the id to resume; so does the end of the answer."""
@@ -113,6 +126,8 @@ def run(
             experts_per_token,
             budget,
             threads,
+            warm_start,
+            trace,
             show_monitor,
             out,
         )
@@ -167,6 +182,8 @@ class _Job:
     experts_per_token: int | None
     budget: str | None
     threads: int | None
+    warm_start: bool
+    trace: Path | None
     monitored: bool
     out: Output
 
@@ -188,6 +205,8 @@ class _Job:
                 trunk=self.trunk,
                 experts_per_token=self.experts_per_token,
                 threads=self.threads,
+                warm_start=self.warm_start,
+                trace=self.trace,
                 progress=lambda opening: tell(opening.stage, opening.done, opening.total),
             ) as runtime:
                 shown.close()

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from serai.runtime.cli.monitor import check_terminal
-from serai.runtime.cli.options import Budget, ExpertsPerToken, Precision, PrecisionName, Threads, Trunk
+from serai.runtime.cli.options import (
+    Budget,
+    ExpertsPerToken,
+    Precision,
+    PrecisionName,
+    Threads,
+    Trace,
+    Trunk,
+    WarmStart,
+)
 from serai.runtime.cli.output import FAILED, Output, reporting
 from serai.runtime.cli.run import default_store
 
@@ -21,7 +30,17 @@ if TYPE_CHECKING:
     from serai.runtime.server.options import ServerOptions
 
 LEVELS = ("critical", "error", "warning", "info", "debug")
-MODEL_OPTIONS = ("model", "budget", "precision", "trunk", "experts_per_token", "threads", "store")
+MODEL_OPTIONS = (
+    "model",
+    "budget",
+    "precision",
+    "trunk",
+    "experts_per_token",
+    "threads",
+    "warm_start",
+    "trace",
+    "store",
+)
 """What an options file may say of the model, above its table `[server]`."""
 
 
@@ -51,6 +70,8 @@ def serve(
     experts_per_token: ExpertsPerToken = None,
     budget: Budget = None,
     threads: Threads = None,
+    warm_start: WarmStart = False,
+    trace: Trace = None,
 ) -> None:
     """Serve a model to OpenAI's clients: point their base_url at http://HOST:PORT/v1."""
     with reporting(as_json=False) as out:
@@ -101,6 +122,8 @@ def serve(
                     if experts_per_token is None
                     else experts_per_token,
                     threads=threads or given.get("threads"),
+                    warm_start=warm_start or given.get("warm_start", False),
+                    trace=trace or given.get("trace"),
                     progress=lambda opening: tell(opening.stage, opening.done, opening.total),
                 ) as runtime:
                     shown.close()

@@ -6,6 +6,7 @@ ascending) and `picks` (int64 `[visits]`, choices of all rows together). K3 take
 that runs alone.
 """
 
+import os
 import zipfile
 from array import array
 from collections.abc import Iterator, Sequence
@@ -43,8 +44,9 @@ class RoutingTrace:
             yield layer, ids, int(self.picks[number])
 
     def save(self, path: Path) -> None:
-        """Write the trace as one file."""
-        with path.open("wb") as file:
+        """Write the trace as one file, whole or not at all."""
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+        with unfinished.open("wb") as file:
             np.savez_compressed(
                 file,
                 layers=np.array(self.layers, dtype=np.uint16),
@@ -54,12 +56,13 @@ class RoutingTrace:
                 ids=self.ids,
                 picks=self.picks,
             )
+        unfinished.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> "RoutingTrace":
         """Read a trace. Raises `BadParameter` when the file is none, or contradicts itself."""
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # NumPy leaves a bad one open
                 trace = cls(
                     tuple(arrays["layers"].tolist()),
                     int(arrays["experts"]),
@@ -121,6 +124,7 @@ class TracedExperts:
     """Experts whose visits are recorded; in everything else those it was given."""
 
     def __init__(self, experts: Experts, recorder: TraceRecorder) -> None:
+        self.recorded = experts
         self._experts = experts
         self._recorder = recorder
 

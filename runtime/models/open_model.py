@@ -12,8 +12,10 @@ from serai.kernels.cache import build_id
 from serai.kernels.cpu import chosen_path
 from serai.runtime.chat import chat_format_id
 from serai.runtime.errors import BadParameter, SeraiError
+from serai.runtime.experts.access import Experts
 from serai.runtime.experts.opening import open_experts
 from serai.runtime.experts.packed_format import AS_STORED, PackedModel
+from serai.runtime.experts.trace import TracedExperts, TraceRecorder
 from serai.runtime.models.config import ModelConfig, load_config
 from serai.runtime.models.fewer_experts import with_experts_per_token
 from serai.runtime.models.kimi import KimiModel
@@ -82,14 +84,21 @@ def find_model(name: str | Path, *, experts_per_token: int | None = None) -> Fou
     config = with_experts_per_token(load_config(path), experts_per_token)
     files = CheckpointFiles.open(path)
     try:
-        prefix = find_prefix(config, files.tensors)
-        packed = PackedModel.find(config, files, prefix)
-        check_tensors(config, files, frozenset() if packed is None else packed.tensor_names)
+        prefix, packed = check_files(config, files)
         tokenizer = Tokenizer.load(path, config.vocab_size) if Tokenizer.present(path) else None
     except SeraiError:
         files.close()
         raise
     return FoundModel(path, config, files, prefix, tokenizer, packed)
+
+
+def check_files(config: ModelConfig, files: CheckpointFiles) -> tuple[str, PackedModel | None]:
+    """Hold the headers against the configuration, be the experts as released or packed; gives the tensors' prefix and
+    the packed model, if it is one. Raises `WeightsInvalid`."""
+    prefix = find_prefix(config, files.tensors)
+    packed = PackedModel.find(config, files, prefix)
+    check_tensors(config, files, frozenset() if packed is None else packed.tensor_names)
+    return prefix, packed
 
 
 def load_model(
@@ -100,19 +109,23 @@ def load_model(
     trunk: Trunk = Trunk.AS_STORED,
     expert_slots: int | None = None,
     wide_rows: int = 0,
+    recorder: TraceRecorder | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> LoadedModel:
     """Read the weights and make the scratch for steps of `max_rows` rows; `progress(done, total)` counts layers.
 
     With `expert_slots` that many routed experts are held at a time and read when they are needed; otherwise all are in
-    memory. With `wide_rows` there is room for steps of that many rows as well, which read a layer's experts once.
+    memory. With `wide_rows` there is room for steps of that many rows as well, which read a layer's experts once. What
+    the steps want of experts goes to the `recorder`, if any.
     """
     config = found.config
     layout = state_layout(config, precision.latents)
     weights = load_weights(config, found.files, found.prefix, trunk, progress)
-    experts = None
+    experts: Experts | None = None
     if config.moe is not None:
         experts = open_experts(config, found.files, found.prefix, expert_slots)
+        if recorder is not None:
+            experts = TracedExperts(experts, recorder)
     model = KimiModel(
         config,
         weights,

@@ -31,6 +31,8 @@ def test_a_packed_model_is_found_as_a_model_and_a_second_run_has_nothing_to_writ
     assert (out / MANIFEST_NAME).is_file()
     planned = runner.invoke(app, ["eval", str(out), "--tokens", "none.npy", "--out", str(tmp_path / "o.npz")])
     assert "none.npy can't be read" in planned.stderr
+    plans = [json.loads(runner.invoke(app, ["plan", str(path), "--json"]).stdout) for path in (source, out)]
+    assert plans[0]["floor_bytes"] == plans[1]["floor_bytes"]
     again = pack(source, out)
     assert (again["written_bytes"], again["verified_records"]) == (0, None)
     assert again["kept_files"] > 0
