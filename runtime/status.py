@@ -82,7 +82,8 @@ class ExpertStatus:
     """The expert cache since opening: `slots` of `experts` fit, `hits` and `misses` of lookups, bytes read.
 
     `late` of the hits found their read under way. `guessed` experts were read ahead, `guesses_used` of them were wanted
-    when their layer came.
+    when their layer came. `mode` says whether reads pass the page cache by ("direct") or not ("buffered"),
+    `reads_in_flight` how many there are at a time. `degraded` says what could not be read, empty when everything could.
     """
 
     slots: int
@@ -95,6 +96,9 @@ class ExpertStatus:
     read_bytes: int
     read_s: float
     layers: tuple[LayerHeat, ...] = ()
+    mode: str = ""
+    reads_in_flight: int = 0
+    degraded: str = ""
 
     @property
     def hit_rate(self) -> float:

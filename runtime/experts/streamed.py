@@ -18,7 +18,7 @@ from serai.runtime.experts.source import ExpertSource
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """How streaming goes; a snapshot. `degraded` says what could not be read last, empty when nothing failed since."""
+    """How streaming goes; a snapshot. `degraded` says what could not be read, empty when all of it has been since."""
 
     slots: int
     slots_filled: int
@@ -47,6 +47,7 @@ class StreamedExperts:
         self.reader = ExpertReader(source, reads_in_flight)
         self._visits: list[StreamedVisit] = []
         self._degraded = ""
+        self._unreadable: dict[tuple[int, int], str] = {}
         self._changes = 0  # goes up whenever a visit could take something it could not take before
 
     @property
@@ -129,11 +130,13 @@ class StreamedExperts:
             self._changes += 1
             if ended.error is None:
                 self.cache.finish_load(ended.read.slot)
+                if self._unreadable.pop((ended.read.layer, ended.read.expert), None) is not None:
+                    self._degraded = next(reversed(self._unreadable.values()), "")
                 continue
             self.cache.fail_load(ended.read.slot)
             if not isinstance(ended.error, SeraiError):
                 raise ended.error
-            self._degraded = str(ended.error)
+            self._degraded = self._unreadable[ended.read.layer, ended.read.expert] = str(ended.error)
             for visit in self._visits:
                 visit.fail(ended.read.slot, ended.error)
 

@@ -133,13 +133,16 @@ def _is_local(scope: Scope) -> bool:
 
 
 async def health(service: Service, request: Request) -> Response:
-    """Whether requests can be served, and if not, why."""
+    """Whether requests can be served, and if not, why; `degraded` when some fail because experts can't be read."""
     trouble = service.trouble()
     if trouble is not None:
         return JSONResponse({"status": "unavailable", "reason": trouble.message}, 503)
+    watch = service.runtime.facts.experts
+    unreadable = "" if watch is None else watch().degraded
     return JSONResponse(
         {
-            "status": "ok",
+            "status": "degraded" if unreadable else "ok",
+            **({"reason": unreadable} if unreadable else {}),
             "model": service.runtime.facts.name,
             "active": service.active,
             "paused": not service.engine_gate.is_open,

@@ -9,6 +9,7 @@ import pytest
 
 from serai.checkpoints.store import Store
 from serai.runtime import open_runtime
+from serai.runtime.opening import chosen_budget
 
 pytestmark = pytest.mark.anyio
 
@@ -40,3 +41,12 @@ async def test_a_store_that_opens_after_its_caller_was_cancelled_is_closed_again
         await task
     await anyio.to_thread.run_sync(opened.wait)
     really_open(str(tmp_path / "store")).close()  # raises StoreBusy as long as the first one is open
+
+
+async def test_a_budget_beyond_what_is_free_is_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """B115."""
+    assert chosen_budget("1MiB") == 1 << 20
+    assert caplog.records == []
+    assert chosen_budget("900TB") == 900 * 10**12
+    assert "a budget of 900,000,000,000,000 bytes is more than the" in caplog.text
+    assert "the kernel may stop the process" in caplog.text

@@ -81,6 +81,8 @@ async def test_the_budget_decides_what_is_held_and_no_token(model: Path) -> None
             assert (status.experts is None) == (budget == all_in_memory)
             if status.experts is not None:
                 assert status.experts.misses > 0
+                assert status.experts.mode in ("direct", "buffered")
+                assert status.experts.reads_in_flight >= 1
     assert given[0] == given[1] == given[2]
     with pytest.raises(BudgetTooSmall, match=f"{least:,} bytes"):
         async with open_runtime(model, budget=least - 1):

@@ -2,6 +2,7 @@
 
 import errno
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,4 +83,19 @@ class GatedReads(DiskCalls):
             self.waiting.release()
             if not self.gate.wait(30):
                 raise AssertionError("the test never opened the gate")
+        return super().read(descriptor, out, offset)
+
+
+class SlowReads(DiskCalls):
+    """Every read takes a little longer, some more than others: reads end in another order than they began."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self._lock = threading.Lock()
+
+    def read(self, descriptor: int, out: memoryview, offset: int) -> int:
+        with self._lock:
+            self.reads += 1
+            delay_s = (self.reads * 7 % 5) * 1e-3
+        time.sleep(delay_s)
         return super().read(descriptor, out, offset)

@@ -195,6 +195,7 @@ def test_an_unreadable_expert_fails_alone_and_is_tried_again_by_the_next_step(tm
         assert experts.status.degraded == str(visit.failures[0])
         experts.check()
         assert visited(experts, 1, 2) == [[2]]
+        assert experts.status.degraded == "", "it could be read after all"
 
 
 def test_cached_experts_serve_on_when_the_file_is_cut(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import gc
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from serai.runtime.models.batch import Batch
 from serai.runtime.server.errors import RETRY_AFTER_S
 from serai.runtime.server.event_log import EventLog
 from serai.runtime.server.options import ServerOptions
+from tests.runtime.monitor.scripted import EXPERTS
 from tests.runtime.server.client import OPTIONS, Client, serving_model, user
 from tests.runtime.server.replies import ANY, ReplyModel, layout
 from tests.runtime.server.steps import Steps
@@ -235,6 +237,20 @@ async def test_a_dead_engine_is_said_at_once_to_everybody(caplog: pytest.LogCapt
             client.service.look(0.0)
             client.service.look(1.0)
         assert caplog.text.count("RuntimeError: a kernel broke\n") == 1
+
+
+async def test_health_says_when_some_experts_can_not_be_read() -> None:
+    """B25: requests that don't need them are served on, so it is no 503."""
+    unreadable = [""]
+    async with serving_model(ReplyModel(lambda prompt: SHORT)) as client:
+        runtime = client.service.runtime
+        runtime.facts = replace(runtime.facts, experts=lambda: replace(EXPERTS, degraded=unreadable[0]))
+        assert (await client.call("GET", "/health")).json()["status"] == "ok"
+        unreadable[0] = "expert 3 of layer 2 can't be read"
+        health = await client.call("GET", "/health")
+        assert (health.status, health.json()["status"]) == (200, "degraded")
+        assert health.json()["reason"] == unreadable[0]
+        assert (await client.chat(user("hi"), max_tokens=3))["usage"]["completion_tokens"] == 3
 
 
 async def test_an_engine_that_hangs_is_noticed() -> None:
