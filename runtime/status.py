@@ -95,10 +95,10 @@ class ExpertStatus:
     guesses_used: int
     read_bytes: int
     read_s: float
-    layers: tuple[LayerHeat, ...] = ()
     mode: str = ""
     reads_in_flight: int = 0
     degraded: str = ""
+    layers: tuple[LayerHeat, ...] = ()
 
     @property
     def hit_rate(self) -> float:
