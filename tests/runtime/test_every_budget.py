@@ -25,7 +25,7 @@ from serai.runtime.memory.plan import MemoryPlan, plan_memory
 from serai.runtime.models.locate import BUILT_IN
 from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
 from serai.runtime.models.scratch import kernel_scratch_bytes
-from serai.runtime.opening import LEAST_CONTEXT_TOKENS, expert_slots
+from serai.runtime.opening import LEAST_CONTEXT_TOKENS, expert_room
 from serai.runtime.scheduler import Limits
 from serai.runtime.state import StatePool
 from tests.runtime.experts.faults import NoDirect, SlowReads
@@ -113,7 +113,7 @@ def test_every_budget_gives_the_same_bits(model: Path, expected: dict[str, bytes
     floor, everything = plan.streaming_floor_bytes.bfloat16, plan.floor_bytes.bfloat16
     found = find_model(model)
     budgets = [int(budget) for budget in np.linspace(floor, everything - 1, BUDGETS)]
-    slots = [expert_slots(found, Precision.FAST, budget) for budget in (*budgets, everything)]
+    slots = [expert_room(found, Precision.FAST, budget).slots for budget in (*budgets, everything)]
     found.files.close()
     assert slots[0] == plan.min_expert_slots
     assert slots[-1] is None
