@@ -107,7 +107,11 @@ def measure_disk(
             probe = _Probe(file, records, record_bytes)
             memory = aligned_records(min(max(TRIED), records), max(record_bytes, BLOCK_BYTES))
             tell("reading blocks in a row")
-            sequential = tuple((count, _in_a_row(file, list(memory[:count]), try_s)) for count in SEQUENTIAL_TRIED)
+            blocks = _Blocks(file)
+            sequential = tuple(
+                (count, rate_of([partial(blocks.read, one) for one in memory[:count]], try_s))
+                for count in SEQUENTIAL_TRIED
+            )
             tell("reading records at random")
             random = calibrate(probe, [one[:record_bytes] for one in memory], try_s=try_s)
         finally:
@@ -143,20 +147,21 @@ class _Probe:
         return self._record_bytes
 
 
-def _in_a_row(file: DiskFile, memory: Sequence[NDArray[np.uint8]], try_s: float) -> float:
-    """Bytes a second when blocks are asked for in the order they lie in the file, from its start again at its end."""
-    blocks = max(1, file.size_bytes // BLOCK_BYTES)
-    nbytes = min(file.size_bytes, BLOCK_BYTES)
-    lock, following = threading.Lock(), 0
+class _Blocks:
+    """Reads the file's blocks in the order they lie in it, whoever asks, and from its start again at its end."""
 
-    def read(out: NDArray[np.uint8]) -> int:
-        nonlocal following
-        with lock:
-            block, following = following, following + 1
-        file.read(block % blocks * BLOCK_BYTES, out, nbytes)
-        return nbytes
+    def __init__(self, file: DiskFile) -> None:
+        self._file = file
+        self._nbytes = min(file.size_bytes, BLOCK_BYTES)
+        self._blocks = max(1, file.size_bytes // BLOCK_BYTES)
+        self._lock = threading.Lock()
+        self._next = 0
 
-    return rate_of([partial(read, one[:nbytes]) for one in memory], try_s)
+    def read(self, out: NDArray[np.uint8]) -> int:
+        with self._lock:
+            block, self._next = self._next, (self._next + 1) % self._blocks
+        self._file.read(block * BLOCK_BYTES, out[: self._nbytes], self._nbytes)
+        return self._nbytes
 
 
 def _free_bytes(folder: Path) -> int:
