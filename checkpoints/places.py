@@ -4,22 +4,25 @@ import errno
 import importlib
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from serai.checkpoints.disk import FOLDER_MODE, Disk
-from serai.checkpoints.errors import PlaceFailed, PlaceUnknown, SeraiError
+from serai.checkpoints.errors import PlaceFailed, PlaceUnknown, SeraiError, SnapshotCorrupt
 from serai.checkpoints.folders import Folder
+from serai.checkpoints.format import MAX_PART_BYTES, part_file_bytes
 from serai.checkpoints.streams import write_pieces
 
 _LOCAL_SCHEMES: Final = ("", "file", "local")
 _TEMPORARY: Final = ".unfinished-"
+MAX_OBJECT_BYTES: Final = part_file_bytes(MAX_PART_BYTES)
+"""No object that was ever put is larger, so nothing larger is read into memory."""
 
 
 class Place(Protocol):
-    """Where objects are kept, by names with slashes."""
+    """Where objects are kept, by names with slashes. What goes wrong on the way is `PlaceFailed`."""
 
     def existing(self, sizes: Mapping[str, int]) -> set[str]:
         """Those of the named objects that are there with just these bytes."""
@@ -30,7 +33,7 @@ class Place(Protocol):
         ...
 
     def get(self, name: str) -> bytes:
-        """An object's bytes; `FileNotFoundError` if there is none."""
+        """An object's bytes; `FileNotFoundError` if there is none, `SnapshotCorrupt` if it can't be one of ours."""
         ...
 
 
@@ -67,6 +70,12 @@ _DECIDING = frozenset({"s3", "s3a", "memory"})
 so two who decide at once would both be first."""
 
 
+def _check_size(name: str, size_bytes: int) -> None:
+    if size_bytes > MAX_OBJECT_BYTES:
+        problem = f"it has {size_bytes} bytes, and no object of a place has more than {MAX_OBJECT_BYTES}"
+        raise SnapshotCorrupt(what=name, problem=problem)
+
+
 class FolderPlace:
     """A folder of this machine, or one that is mounted; what was put is on the disk when `put` returns."""
 
@@ -76,19 +85,20 @@ class FolderPlace:
 
     def existing(self, sizes: Mapping[str, int]) -> set[str]:
         found = set()
-        for name, size in sizes.items():
-            with suppress(FileNotFoundError):
-                if (self._root / name).stat(follow_symlinks=False).st_size == size:
-                    found.add(name)
+        with self._reaching("looking what is there"):
+            for name, size in sizes.items():
+                with suppress(FileNotFoundError):
+                    if (self._root / name).stat(follow_symlinks=False).st_size == size:
+                        found.add(name)
         return found
 
     def put(self, name: str, data: bytes) -> None:
-        with self._written(name, data) as (folder, temporary, last):
+        with self._reaching(f"writing {name}"), self._written(name, data) as (folder, temporary, last):
             self._disk.rename(temporary, last, folder=folder.fd, new_folder=folder.fd)
             folder.sync()
 
     def create(self, name: str, data: bytes) -> bool:
-        with self._written(name, data) as (folder, temporary, last):
+        with self._reaching(f"writing {name}"), self._written(name, data) as (folder, temporary, last):
             try:
                 # Unlike a rename, a link never takes the place of another file, and unlike an exclusive open it shows
                 # nothing before all is there.
@@ -131,16 +141,23 @@ class FolderPlace:
         self._root.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
         for place in made:
             self._sync(place.parent)
+        return self._below(name, self._open_or_make)
+
+    def _open_or_make(self, parent: Folder, step: str) -> Folder:
+        try:
+            return parent.open_child(step, create=False)
+        except FileNotFoundError:
+            with suppress(FileExistsError):
+                self._disk.make_folder(step, parent=parent.fd)
+            parent.sync()
+            return parent.open_child(step, create=False)
+
+    def _below(self, name: str, step_into: Callable[[Folder, str], Folder]) -> Folder:
+        """An open folder below the root, reached one step after the other and through no symlink."""
         folder = Folder(self._disk, self._disk.open_folder(str(self._root), parent=None))
         for step in filter(None, name.split("/")):
             try:
-                try:
-                    below = folder.open_child(step, create=False)
-                except FileNotFoundError:
-                    with suppress(FileExistsError):
-                        self._disk.make_folder(step, parent=folder.fd)
-                    folder.sync()
-                    below = folder.open_child(step, create=False)
+                below = step_into(folder, step)
             finally:
                 folder.close()
             folder = below
@@ -154,13 +171,33 @@ class FolderPlace:
             folder.close()
 
     def get(self, name: str) -> bytes:
-        return (self._root / name).read_bytes()
+        parent, _, last = name.rpartition("/")
+        with self._reaching(f"reading {name}", missing_stays=True):
+            folder = self._below(parent, lambda above, step: above.open_child(step, create=False))
+            try:
+                with folder.reading(last, name) as reader:
+                    _check_size(name, reader.size_bytes)
+                    return bytes(reader.take(reader.size_bytes))
+            finally:
+                folder.close()
 
     def names(self, folder: str) -> list[str]:
+        with self._reaching(f"listing {folder}"):
+            try:
+                return [entry for entry in os.listdir(self._root / folder) if not entry.startswith(_TEMPORARY)]  # noqa: PTH208
+            except FileNotFoundError:
+                return []
+
+    @contextmanager
+    def _reaching(self, doing: str, *, missing_stays: bool = False) -> Iterator[None]:
+        """An `OSError` becomes `PlaceFailed`; that of a missing file stays what it is if `missing_stays`."""
         try:
-            return [entry for entry in os.listdir(self._root / folder) if not entry.startswith(_TEMPORARY)]  # noqa: PTH208
-        except FileNotFoundError:
-            return []
+            yield
+        except OSError as error:
+            if missing_stays and isinstance(error, FileNotFoundError):
+                raise
+            reason = error.strerror or str(error)
+            raise PlaceFailed(url=f"file://{self._root}", doing=doing, reason=reason) from error
 
 
 class FsspecPlace:
@@ -206,6 +243,7 @@ class FsspecPlace:
 
     def get(self, name: str) -> bytes:
         with self._reaching(f"reading {name}"):
+            _check_size(name, self._files.info(f"{self._root}/{name}")["size"])
             data: bytes = self._files.cat_file(f"{self._root}/{name}")
         return data
 

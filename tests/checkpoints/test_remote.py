@@ -1,12 +1,13 @@
 """Sessions pushed to a place far away and pulled from it."""
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from serai.checkpoints import Store
-from serai.checkpoints.errors import NameInvalid, PlaceUnknown, SeraiError, SessionGone, SnapshotCorrupt
+from serai.checkpoints.errors import NameInvalid, PlaceFailed, PlaceUnknown, SeraiError, SessionGone, SnapshotCorrupt
 from serai.checkpoints.fsck import fsck
 from serai.checkpoints.places import DecidingPlace, FolderPlace, FsspecPlace, place_at
 from serai.checkpoints.remote import pull, push
@@ -165,10 +166,44 @@ def test_a_folder_holds_an_object_whole_or_not_at_all(tmp_path: Path, call: str)
     place = FolderPlace(str(tmp_path / "bucket"), disk=disk)
     place.put("nodes/a", b"before")
     disk.broken = True
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(PlaceFailed, match=r"writing nodes/a failed at .*bucket.*: No space"):
         place.put("nodes/a", b"after")
     assert place.get("nodes/a") == b"before"
     assert place.names("nodes") == [entry.name for entry in (tmp_path / "bucket" / "nodes").iterdir()] == ["a"]
+
+
+def test_what_keeps_a_folder_from_being_reached_is_told_as_of_any_place(tmp_path: Path) -> None:
+    (tmp_path / "bucket").write_bytes(b"no folder")
+    place = FolderPlace(str(tmp_path / "bucket"))
+    for act in (
+        lambda: place.existing({"nodes/a": 1}),
+        lambda: place.put("nodes/a", b"x"),
+        lambda: place.create("nodes/a", b"x"),
+        lambda: place.get("nodes/a"),
+        lambda: place.names("nodes"),
+    ):
+        with pytest.raises(PlaceFailed, match=r"bucket.*: (Not a directory|File exists)"):
+            act()
+
+
+def test_nothing_is_read_that_is_too_large_or_lies_elsewhere(tmp_path: Path) -> None:
+    """A sparse file of a terabyte, a symlink out, a folder that is one, and a pipe."""
+    (tmp_path / "secret").write_bytes(b"secret")
+    bucket = tmp_path / "bucket"
+    (bucket / "nodes").mkdir(parents=True)
+    with (bucket / "nodes" / "huge").open("wb") as huge:
+        huge.truncate(1 << 40)
+    (bucket / "nodes" / "link").symlink_to(tmp_path / "secret")
+    (bucket / "out").symlink_to(tmp_path)
+    os.mkfifo(bucket / "nodes" / "pipe")
+    place = FolderPlace(str(bucket))
+    for name, problem in {"huge": "no object of a place", "link": "cannot be opened", "pipe": "no regular"}.items():
+        with pytest.raises(SnapshotCorrupt, match=problem):
+            place.get(f"nodes/{name}")
+    with pytest.raises(PlaceFailed, match="Not a directory"):
+        place.get("out/secret")
+    with pytest.raises(SnapshotCorrupt, match="no object of a place"):
+        FsspecPlace(f"file://{bucket}").get("nodes/huge")
 
 
 def test_what_is_put_in_a_folder_is_durable_before_it_has_its_name(tmp_path: Path) -> None:
