@@ -6,8 +6,9 @@ since a small state's time is that of its fsyncs.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 
 import numpy as np
@@ -21,16 +22,20 @@ from serai.checkpoints.samples import FINGERPRINT
 from serai.checkpoints.snapshot import Snapshot
 from serai.checkpoints.store import Store
 from serai.runtime.bench.checkpoint_states import QUICK_SCALE, filled, shape_at
+from serai.runtime.bench.recall import Student
 from serai.runtime.bench.recall_cases import cases
 from serai.runtime.bench.report import BenchFailed
 from serai.runtime.chat import chat_format_for
 from serai.runtime.checks.stepping import Stepper
-from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
+from serai.runtime.models.open_model import Precision, find_model, load_model
 from serai.runtime.state import State, StatePool, fill, snapshot_of
 
 READ_TOKENS = 4096
 QUICK_READ_TOKENS = 512
 FOLLOWING_TOKENS = 64
+ASKED_TOKENS = 1024
+ASKED, QUICK_ASKED = 20, 3
+"""Questions, asked of states that were kept between the notebook and the question."""
 CHILD_TOKENS = 1
 """A delta is tried against the state this many tokens before: the case in which it pays most."""
 
@@ -45,6 +50,8 @@ class Way:
     delta: bool = False
 
 
+NO_EFFECT = {"max_abs_logit": None, "mean_kl": None, "recall": None, "recall_cases": 0}
+"""Of a state that no model goes on from."""
 BFLOAT16 = Storage(StoredAs.BFLOAT16, StoredAs.BFLOAT16)
 INT8 = Storage(StoredAs.INT8_ROWS, StoredAs.INT8_ROWS)
 WAYS = (
@@ -73,20 +80,33 @@ def _nano_rows(folder: Path, quick: bool) -> Iterator[dict[str, object]]:
         loaded = load_model(found, Precision.EXACT, max_rows=256)
         prompt = cases("recall", QUICK_READ_TOKENS if quick else READ_TOKENS, 1, chat)[0].prompt
         stepper = Stepper(loaded, StatePool(loaded.layout))
-        parent = stepper.run(prompt[: -FOLLOWING_TOKENS - CHILD_TOKENS])
-        state = stepper.run(prompt[-FOLLOWING_TOKENS - CHILD_TOKENS : -FOLLOWING_TOKENS], after=parent.retain())
+        asked = cases("recall", ASKED_TOKENS, QUICK_ASKED if quick else ASKED, chat)
+        told = [_before_and_at(stepper, case.prompt[: case.memory_tokens]) for case in asked]
+        student = Student(stepper, chat)
         following = prompt[-FOLLOWING_TOKENS:]
-        wanted = _logits(stepper, state.retain(), following)
-        before, snapshot = snapshot_of(loaded.layout, parent), snapshot_of(loaded.layout, state)
-        for way in WAYS:
-            row, restored = _kept(folder / str(WAYS.index(way)), way, before, snapshot)
-            effect = effect_on_logits(wanted, _logits(stepper, _state(loaded, stepper, restored), following))
-            yield {"state": f"nano, exact, {snapshot.position:,} tokens", **row, **effect}
-        parent.release()
-        state.release()
+        read = _before_and_at(stepper, prompt[:-FOLLOWING_TOKENS])
+        wanted = _logits(stepper, read[1].retain(), following)
+        for number, way in enumerate(WAYS):
+            row, restored = _kept(folder / str(number), way, *(snapshot_of(loaded.layout, state) for state in read))
+            effect = effect_on_logits(wanted, _logits(stepper, _state(stepper, restored), following))
+            right = []
+            for index, (case, states) in enumerate(zip(asked, told, strict=True)):
+                snapshots = (snapshot_of(loaded.layout, state) for state in states)
+                _, kept = _kept(folder / f"{number}-{index}", way, *snapshots)
+                right.append(student.answers_after(_state(stepper, kept), case, case.memory_tokens)[0])
+            recall = {"recall": fmean(right), "recall_cases": len(right)}
+            yield {"state": f"nano, exact, {read[1].position:,} tokens", **row, **effect, **recall}
+        for state in chain(read, *told):
+            state.release()
         loaded.model.close()
     finally:
         found.files.close()
+
+
+def _before_and_at(stepper: Stepper, tokens: NDArray[np.int32]) -> tuple[State, State]:
+    """The states `CHILD_TOKENS` before the end of `tokens` and there; they are the caller's."""
+    before = stepper.run(tokens[:-CHILD_TOKENS])
+    return before, stepper.run(tokens[-CHILD_TOKENS:], after=before.retain())
 
 
 def _k3_rows(folder: Path) -> Iterator[dict[str, object]]:
@@ -96,7 +116,7 @@ def _k3_rows(folder: Path) -> Iterator[dict[str, object]]:
     for number, way in enumerate(WAYS):
         if not way.delta:  # two states of the recurrence's own making would be needed; nano has real ones
             row, _ = _kept(folder / str(number), way, snapshot, snapshot)
-            yield {"state": str(shape), **row, "max_abs_logit": None, "mean_kl": None}
+            yield {"state": str(shape), **row, **NO_EFFECT}
 
 
 def _kept(folder: Path, way: Way, before: Snapshot, snapshot: Snapshot) -> tuple[dict[str, object], Snapshot]:
@@ -151,9 +171,9 @@ def _logits(stepper: Stepper, state: State, tokens: NDArray[np.int32]) -> NDArra
     return np.stack(rows)
 
 
-def _state(loaded: LoadedModel, stepper: Stepper, snapshot: Snapshot) -> State:
+def _state(stepper: Stepper, snapshot: Snapshot) -> State:
     draft = stepper.pool.draft(stepper.pool.empty(), snapshot.position, with_logits=True)
-    fill(draft, loaded.layout, snapshot)
+    fill(draft, stepper.pool.layout, snapshot)
     return draft.commit()
 
 

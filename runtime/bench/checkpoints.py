@@ -56,17 +56,17 @@ class _Rates:
 def bench_checkpoints(folder: Path, *, quick: bool, tell: Callable[[str], None]) -> Report:
     """Measure in a temporary folder below `folder`, whose disk is the one compared with."""
     with tempfile.TemporaryDirectory(prefix="serai-bench-checkpoints-", dir=folder) as scratch:
-        return anyio.run(_bench, Path(scratch), quick, tell)
+        return anyio.run(_bench, folder, Path(scratch), quick, tell)
 
 
-async def _bench(scratch: Path, quick: bool, tell: Callable[[str], None]) -> Report:
+async def _bench(folder: Path, scratch: Path, quick: bool, tell: Callable[[str], None]) -> Report:
     shape = shape_that_fits(scratch, quick=quick)
     tell(f"a state of {shape}")
     delay = LoopDelay()
     rates, excess_pages, increment = await _rounds(scratch, shape, QUICK_ROUNDS if quick else ROUNDS, delay, tell)
     tokens = QUICK_TOKENS if quick else RESUMED_TOKENS
-    tell(f"resuming the nano model at {tokens:,} tokens, and reading as many")
-    resume_s, prefill_s = await resume_and_prefill(scratch / "resume", tokens, QUICK_ROUNDS if quick else ROUNDS)
+    tell(f"reading {tokens:,} tokens, and resuming as many")
+    resumed = await resume_and_prefill(scratch / "resume", folder, tokens, QUICK_ROUNDS if quick else ROUNDS)
     tell("codecs")
     table = await anyio.to_thread.run_sync(codec_rows, scratch, quick)
     where = f"{shape}; median of {len(rates.save)} rounds, by turns with raw transfers of {DEFAULT_THREADS} threads"
@@ -104,11 +104,12 @@ async def _bench(scratch: Path, quick: bool, tell: Callable[[str], None]) -> Rep
             ),
             _ratio(
                 "resume_vs_prefill",
-                prefill_s / resume_s,
+                resumed.prefill_s / resumed.resume_s,
                 "times",
                 None if quick else RESUME_LIMIT,
-                f"nano, fast precision, {tokens:,} tokens: {prefill_s:.2f} s to read them, {1e3 * resume_s:.1f} ms to "
-                "resume the paused session from disk",
+                f"{resumed.model}, fast precision, {tokens:,} tokens: {resumed.prefill_s:.2f} s to read them, "
+                f"{1e3 * resumed.resume_s:.1f} ms to resume the paused session of {resumed.state_bytes / 1e6:,.1f} MB "
+                "from disk",
             ),
         ),
         tuple(table),

@@ -76,6 +76,22 @@ def with_layers(shape: TinyModel, layers: int, vocab: int) -> TinyModel:
     return replace(shape, layers=layers, attention_layers=kept, vocab=vocab)
 
 
+def narrowed(shape: TinyModel, divisor: int) -> TinyModel:
+    """The same model at a fraction of its width: fewer heads and channels, each head and latent as wide as before."""
+    if shape.q_lora is None or shape.expert_latent is None:
+        raise ValueError("only a model in Kimi K3's layout can be narrowed")
+    return replace(
+        shape,
+        hidden=shape.hidden // divisor,
+        kda_heads=shape.kda_heads // divisor,
+        heads=shape.heads // divisor,
+        q_lora=shape.q_lora // divisor,
+        dense_inner=shape.dense_inner // divisor,
+        expert_inner=shape.expert_inner // divisor,
+        expert_latent=shape.expert_latent // divisor,
+    )
+
+
 def model_bytes(shape: TinyModel) -> int:
     """Bytes of its weights as stored."""
     stored = shape.stored_tensors(parse_config(shape.config()))

@@ -230,13 +230,21 @@ class Student:
         The sentence's tokens are fed as they should be, and each is held against the likeliest one: all being right is
         the same as greedy decoding writing just this sentence.
         """
-        stepper, chat = self._stepper, self._chat
+        stepper = self._stepper
         # The last token of the prompt is read after the damage: the logits of before would still know the answer.
         cut = case.memory_tokens if memory is Memory.NO_KDA_OF_NOTEBOOK else len(case.prompt) - 1
         state = stepper.run(case.prompt[:cut])
         if memory is not Memory.WHOLE:
             state = self._without(state, memory)
-        state = stepper.run(case.prompt[cut:], after=state)
+        return self.answers_after(state, case, cut)
+
+    def answers_after(self, state: State, case: Case, read_tokens: int) -> tuple[bool, bool]:
+        """As `answers`, by a state that has read so many tokens of the case's prompt and reads the rest now.
+
+        Takes over the caller's reference to `state`.
+        """
+        stepper, chat = self._stepper, self._chat
+        state = stepper.run(case.prompt[read_tokens:], after=state)
         answer = chat.tokenizer.encode(case.answer)
         right = []
         for token in [*answer, chat.tokenizer.token_id(CLOSE)]:

@@ -9,9 +9,10 @@ import pytest
 from serai.checkpoints.reports import SaveReport
 from serai.checkpoints.samples import LAYOUT, sample_state
 from serai.checkpoints.streams import aligned_empty
-from serai.runtime.bench import checkpoint_codecs, checkpoint_states, checkpoints
+from serai.runtime.bench import checkpoint_codecs, checkpoint_states, checkpoints, resume
 from serai.runtime.bench.checkpoint_states import K3, Shape, grown, recurrence, shape_at, shape_that_fits
 from serai.runtime.bench.raw_disk import NoDirectTransfers, drop_page_cache, read_raw, write_raw
+from serai.runtime.bench.tiny import TINY_K3
 
 
 def test_the_whole_shape_is_that_of_k3_at_32k_tokens() -> None:
@@ -85,8 +86,10 @@ def test_a_whole_run_on_a_tiny_state_makes_every_claim(tmp_path: Path, monkeypat
     monkeypatch.setattr(checkpoints, "shape_that_fits", lambda folder, quick: tiny)
     monkeypatch.setattr(checkpoint_codecs, "shape_at", lambda scale: tiny)
     monkeypatch.setattr(checkpoint_codecs, "QUICK_READ_TOKENS", 200)
+    monkeypatch.setattr(checkpoint_codecs, "ASKED_TOKENS", 200)
     monkeypatch.setattr(checkpoints, "QUICK_TOKENS", 400)
     monkeypatch.setattr(checkpoints, "QUICK_ROUNDS", 1)
+    monkeypatch.setattr(resume, "MODEL", TINY_K3)
     try:
         report = checkpoints.bench_checkpoints(tmp_path, quick=True, tell=lambda _: None)
     except NoDirectTransfers as error:
@@ -105,4 +108,7 @@ def test_a_whole_run_on_a_tiny_state_makes_every_claim(tmp_path: Path, monkeypat
     assert len(nano) == len(checkpoint_codecs.WAYS)
     for row in nano.values():
         assert (row["max_abs_logit"] == 0) is not row["lossy"]
-    assert list(tmp_path.iterdir()) == []
+        assert row["recall_cases"] == checkpoint_codecs.QUICK_ASKED
+    lossless = {row["recall"] for row in nano.values() if not row["lossy"]}
+    assert lossless == {1.0}, "what is kept without loss is all remembered"
+    assert [left.name.split("-")[0] for left in tmp_path.iterdir()] == ["mid"], "the model is kept, nothing else"
