@@ -8,7 +8,7 @@ A store is a local folder:
     nodes/ID           a document per node: parent, token ids added, sampler, labels (see `nodes.encode`)
     manifests/HASH     a document per snapshot: position, fingerprint, layout, hashes of its parts (see `manifest`)
     parts/ab/cdef...   a part: state and conv tails of some KDA layers, a page of latents of all MLA layers, the logits
-    tags/HASH          a document per tag: its node and when it was set
+    tags/HASH          a document per tag: its node, when it was set, and perhaps a note
     owners/ID          a document per session that was ever moved or offered: who owns it (see `ownership`)
     tmp/               files being written; emptied when the store is opened
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from serai.checkpoints import jsonio
 from serai.checkpoints.errors import SessionGone, SnapshotCorrupt
 from serai.checkpoints.format import DocumentKind, frame_document, read_document
-from serai.checkpoints.names import check_tag, is_id
+from serai.checkpoints.names import check_tag, check_text, is_id
 from serai.checkpoints.nodes import NodeRecord, StoredNode, chain_of, decode, encode, row_of
 from serai.checkpoints.reports import SessionInfo
 from serai.checkpoints.rows import NodeRow
@@ -134,19 +134,37 @@ class Tree(StoreFolder):
             raise SessionGone(name=text)
         return found
 
-    def tag(self, tag: str, node_id: str) -> None:
-        """Give a node a name, taking it from the node that had it. `NameInvalid` for one that cannot be a tag."""
+    def tag(self, tag: str, node_id: str, note: str = "") -> None:
+        """Give a node a name, taking it from the node that had it, and a note of what it is there for.
+
+        `NameInvalid` for a text that cannot be a tag, or a note that is no printable line of 256 characters at most.
+        """
         check_tag(tag)
+        check_text(note, "note", may_be_empty=True)
         with self._doing("tagging a node"), self._index.lock:
             row = self._row(node_id)
-            if self._index.tagged(tag) == row.id:
+            if self._index.tagged(tag) == row.id and self.note(tag) == note:
                 return
-            value = {"tag": tag, "node": row.id, "set_s": self._now()}
+            value = {"tag": tag, "node": row.id, "set_s": self._now(), "note": note}
             document = frame_document(DocumentKind.TAG, jsonio.encode(value))
             self._write_file(document.data, self._folders.tags, document.hash)
             with self._taking_back(self._folders.tags, document.hash), self._index.change():
                 self._index.set_tag(tag, row.id, document.hash, len(document.data))
             self._sweep()
+
+    def note(self, tag: str) -> str:
+        """What a tag is there for, as it was given. `SessionGone` if there is no such tag."""
+        what = f"the tag {tag!r}"
+        with self._doing("reading a tag"), self._index.lock:
+            file = self._index.tag_files().get(tag)
+            if file is None:
+                raise SessionGone(name=tag)
+            try:
+                with self._folders.tags.reading(file, what) as reader:
+                    value = jsonio.decode(read_document(reader, DocumentKind.TAG).data, what)
+            except FileNotFoundError as error:
+                raise SnapshotCorrupt(what=what, problem="its file is missing") from error
+        return jsonio.field(value, "note", str, what) if "note" in value else ""  # older ones have none
 
     def untag(self, tag: str) -> None:
         """Remove a tag; the node stays. `SessionGone` if there is no such tag."""

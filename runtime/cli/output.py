@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 FAILED = 1
 INTERRUPTED = 130
@@ -80,7 +81,7 @@ def table(*headings: str, title: str | None = None) -> Table:
     return made
 
 
-def pairs(rows: Iterable[tuple[str, str]], *, title: str | None = None) -> Table:
+def pairs(rows: Iterable[tuple[str | Text, str | Text]], *, title: str | None = None) -> Table:
     """Names and what they are, both left-aligned."""
     made = Table(title=title, title_justify="left", title_style="bold", show_header=False, pad_edge=False, box=None)
     made.add_column(no_wrap=True)

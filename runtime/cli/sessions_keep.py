@@ -40,14 +40,18 @@ def tag(
     name: Annotated[str, typer.Argument(metavar="TAG", help="The name to give, such as before-the-release.")],
     target: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A session, node or other tag.")] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Take the tag away; its node stays.")] = False,
+    note: Annotated[
+        str | None, typer.Option("--note", metavar="TEXT", help="What the point is worth keeping for, in one line.")
+    ] = None,
     store: StoreFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Give a point a name to resume it by; a tag that exists moves. States of tagged points are kept by gc."""
+    """Give a point a name to resume it by, and perhaps a note; a tag that exists moves. gc keeps the states of tagged
+    points."""
     from serai.runtime.errors import BadParameter
 
     with reporting(as_json=as_json) as out:
-        if remove == (target is not None):
+        if remove == (target is not None) or (remove and note is not None):
             raise BadParameter("name a point to tag, or give --remove and the tag alone")
         with open_to_change(store) as opened:
             before = opened.tags().get(name)
@@ -55,10 +59,10 @@ def tag(
             if node is None:
                 opened.untag(name)
             else:
-                opened.tag(name, node)
+                opened.tag(name, node, note or "")
         told = f"{name!r} is no tag any more" if node is None else f"{name!r} is node {node}"
         moved = f"; it was {before}" if node is not None and before not in (None, node) else ""
-        out.result({"tag": name, "node": node, "before": before}, told + moved)
+        out.result({"tag": name, "node": node, "before": before, "note": note or ""}, told + moved)
 
 
 def gc(

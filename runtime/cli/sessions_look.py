@@ -32,14 +32,17 @@ def ls(store: StoreFolder = None, as_json: Json = False) -> None:
             state = "yes" if one.has_snapshot else "replay"
             figures = f"{one.position:,}", f"{one.turn:,}", f"{one.nodes:,}", state, when(one.updated_s)
             shown.add_row(one.session_id, *figures, words(one.label))
-        tagged = table("tag", "node")
+        tagged = table("tag", "node", "note")
+        tagged.columns[-1].justify = "left"
+        notes = {tag: opened.note(tag) for tag in tags}
         for tag, node in sorted(tags.items()):
-            tagged.add_row(words(tag), node)
+            tagged.add_row(words(tag), node, words(notes[tag]))
         out.result(
             {
                 "store": opened.location,
                 "sessions": [asdict(one) for one in found],
                 "tags": tags,
+                "notes": notes,
                 "sizes": asdict(sizes) | {"file_bytes": sizes.file_bytes},
             },
             *([shown] if found else []),
@@ -69,15 +72,18 @@ def show(name: Name, store: StoreFolder = None, as_json: Json = False) -> None:
             figures = one.kind.value, f"{one.position:,}", f"+{len(one.tokens):,}"
             has_state = "yes" if step["has_snapshot"] else "-"
             nodes.add_row(one.id, *figures, has_state, when(one.created_s), words(", ".join(_tags_of(one.id, tags))))
-        rows = [
+        notes = {tag: opened.note(tag) for tag in _tags_of(node.id, tags)}
+        rows: list[tuple[str | Text, str | Text]] = [
             ("Node", node.id),
+            *((words(f"Tag {tag}"), words(note)) for tag, note in notes.items()),
             ("Session", f"{node.session_id}, {owner.status.value} at epoch {owner.epoch}"),
             ("At", f"{node.position:,} tokens, turn {node.turn:,}" + (", inexact" if node.inexact else "")),
             ("Goes on in", f"{len(opened.children(node_id)):,} nodes"),
             ("State", _state_text(state, replayed)),
         ]
         told = {
-            "node": _node(node) | {"tags": _tags_of(node.id, tags), "children": opened.children(node_id)},
+            "node": _node(node)
+            | {"tags": _tags_of(node.id, tags), "notes": notes, "children": opened.children(node_id)},
             "owner": {"status": owner.status.value, "epoch": owner.epoch, "peer": owner.peer},
             "state": None if state is None else _state(state),
             "replay_tokens": replayed,

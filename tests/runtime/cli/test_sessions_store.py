@@ -155,8 +155,14 @@ def test_one_node_is_erased_unless_another_continues_from_it(stored: Stored) -> 
 
 
 def test_tags_are_given_moved_and_taken_away(stored: Stored) -> None:
-    assert told(stored, "tag", "here", stored.session) == {"tag": "here", "node": stored.last.id, "before": None}
+    given = {"tag": "here", "node": stored.last.id, "before": None, "note": ""}
+    assert told(stored, "tag", "here", stored.session) == given
     assert told(stored, "tag", "here", "start")["before"] == stored.last.id
+    told(stored, "tag", "here", "start", "--note", "before [bold]the[/] answer")
+    assert told(stored, "ls")["notes"] == {"start": "", "here": "before [bold]the[/] answer"}
+    assert told(stored, "show", "here")["node"]["notes"]["here"] == "before [bold]the[/] answer"
+    assert refused(stored, "tag", "here", "start", "--note", "two\nlines")[0] == "NameInvalid"
+    assert refused(stored, "tag", "--remove", "here", "--note", "x")[0] == "BadParameter"
     assert told(stored, "tag", "--remove", "here")["node"] is None
     assert set(told(stored, "ls")["tags"]) == {"start"}
     assert refused(stored, "tag", "here")[0] == "BadParameter"
