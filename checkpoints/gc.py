@@ -36,7 +36,8 @@ class Candidate:
     """A snapshot as the choice sees it.
 
     `own_bytes` are freed if it alone goes; `replay_tokens` must be fed again to rebuild it from the nearest snapshot
-    before it. `is_head`: its session goes on from here.
+    before it. `is_head`: its session goes on from here. `is_usable`: it can be loaded; what can't, being damaged or set
+    aside, is of no value, counts for nobody and is kept for nobody.
     """
 
     node_id: str
@@ -47,6 +48,7 @@ class Candidate:
     replay_tokens: int
     is_head: bool
     is_kept: bool
+    is_usable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def surplus(candidates: Sequence[Candidate], policy: GcPolicy, now_s: float) -> 
     free = [candidate for candidate in candidates if not candidate.is_kept]
     if policy.snapshots_per_session is not None:
         by_session: dict[str, list[Candidate]] = {}
-        for candidate in candidates:
+        for candidate in (one for one in candidates if one.is_usable):
             by_session.setdefault(candidate.session_id, []).append(candidate)
         for of_session in by_session.values():
             latest = sorted(of_session, key=lambda candidate: candidate.sequence, reverse=True)
@@ -95,15 +97,18 @@ def collect(store: Store, policy: GcPolicy, *, protected: Collection[str] = ()) 
     """Apply a policy to a store, and remove what killed saves left.
 
     `protected` are the nodes that live sessions and pending resumes stand on; with the tagged ones they keep their
-    snapshots, or those a replay for them would start from. Safe beside other work on the store.
+    snapshots, or those a replay for them would start from. Safe beside other work on the store: what is recorded from
+    now on is never erased.
     """
     now_s = store.now()
+    with store.reading_index() as index:
+        known = {row.id for row in index.nodes()}
     kept = set(protected) | set(store.tags().values())
     freed, snapshots, sessions = 0, 0, 0
     if policy.session_idle_s is not None:
         for session in store.sessions():
             if now_s - session.updated_s > policy.session_idle_s:
-                erased = _erase_session(store, session.session_id, kept)
+                erased = _erase_session(store, session.session_id, kept, known)
                 sessions, freed = sessions + (erased.nodes > 0), freed + erased.file_bytes
     for node_id in surplus(candidates_of(store, kept), policy, now_s):
         freed, snapshots = freed + _drop(store, node_id), snapshots + 1
@@ -119,22 +124,26 @@ def candidates_of(store: Store, kept: Collection[str]) -> list[Candidate]:
     """Every snapshot of a store with what the choice needs to know of it."""
     with store.reading_index() as index:
         rows = {row.id: row for row in index.nodes()}
-        found = {row.node: row for row in index.snapshots()}
+        saved, unusable = index.snapshots(), index.unusable()
         own = index.own_bytes()
         heads = {row.session: row.id for row in rows.values()}  # in order of sequence, so the last one stays
+    found = {row.node for row in saved if row.node not in unusable}
     needed = {_nearest(rows, found, node_id) for node_id in kept if node_id in rows}
     return [
         Candidate(
-            node_id=node_id,
-            session_id=rows[node_id].session,
-            sequence=rows[node_id].sequence,
+            node_id=row.node,
+            session_id=rows[row.node].session,
+            sequence=rows[row.node].sequence,
             used_s=row.used_s,
-            own_bytes=own.get(node_id, 0) + row.file_bytes,
-            replay_tokens=row.position - _position_before(rows, found, rows[node_id].parent),
-            is_head=heads[rows[node_id].session] == node_id,
-            is_kept=node_id in needed,
+            own_bytes=own.get(row.node, 0) + row.file_bytes,
+            replay_tokens=row.position - _position_before(rows, found, rows[row.node].parent)
+            if row.node in found
+            else 0,
+            is_head=heads[rows[row.node].session] == row.node and row.node in found,
+            is_kept=row.node in needed,
+            is_usable=row.node in found,
         )
-        for node_id, row in found.items()
+        for row in saved
     ]
 
 
@@ -156,11 +165,12 @@ def _drop(store: Store, node_id: str) -> int:
         return 0  # erased by someone else since the choice was made
 
 
-def _erase_session(store: Store, session_id: str, kept: Collection[str]) -> Erased:
-    """Erase a session's nodes from its leaves on, sparing the kept ones and all they continue from."""
+def _erase_session(store: Store, session_id: str, kept: Collection[str], known: Collection[str]) -> Erased:
+    """Erase those of a session's nodes that are `known` from its leaves on, sparing the kept ones and all they continue
+    from."""
     nodes = snapshots = file_bytes = 0
     with store.reading_index() as index:
-        ids = [row.id for row in reversed(index.nodes(session_id))]
+        ids = [row.id for row in reversed(index.nodes(session_id)) if row.id in known]
     for node_id in ids:
         if node_id not in kept:
             try:

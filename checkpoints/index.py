@@ -171,6 +171,12 @@ class Index:
                    (SELECT 1 FROM parts p JOIN uses u ON u.part = p.number WHERE p.damaged AND u.snapshot = s.number)"""
         return self._one(query, (node_id,)) is not None
 
+    def unusable(self) -> set[str]:
+        """The nodes whose snapshot is not `usable`."""
+        query = """SELECT s.node FROM snapshots s WHERE s.set_aside IS NOT NULL OR EXISTS
+                   (SELECT 1 FROM parts p JOIN uses u ON u.part = p.number WHERE p.damaged AND u.snapshot = s.number)"""
+        return {row[0] for row in self._rows(query)}
+
     def set_aside(self, node_id: str, why: str) -> None:
         """Never load a node's snapshot again, but keep its files."""
         self._rows("UPDATE snapshots SET set_aside = ? WHERE node = ?", (why, node_id))

@@ -6,7 +6,7 @@ the results. A request that nobody waits for any more is dropped; what it had wr
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.runtime.engine_thread import EngineThread
-from serai.runtime.errors import EngineFailed, SeraiError, ShuttingDown
+from serai.runtime.errors import EngineFailed, LogitsNotFinite, SeraiError, ShuttingDown
 from serai.runtime.memory.admission import Admission, Reservation
 from serai.runtime.sampling.sample import Sampled
 from serai.runtime.scheduler import Limits, Ready, Share, plan, plan_wide
@@ -56,6 +56,8 @@ class _Request:
     error: SeraiError | None = None
     cancelled: bool = False
     draft: Draft | None = None
+    broke_engine: bool = False
+    """Whether it was part of the step in which the engine failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class Driver:
         self._wide: _Flight | None = None  # a wide one, which goes on in slices between ordinary ones
         self._open_turn: Slice | None = None  # the wide step's slice while nothing else is ready
         self._row_s = 0.0
+        # Called with a state read from the store when the first step after it fails as a bad state would make it.
+        self.first_use_failed: Callable[[State, SeraiError], Awaitable[None]] = _nothing_kept
 
     async def advance(
         self,
@@ -121,11 +125,18 @@ class Driver:
                 held_bytes=sum(self._pool.held_bytes(state)),
                 going_on=not prefill if going_on is None else going_on,
             )
+            request = _Request(workflow, state.retain(), tokens, draws, prefill, reservation, weight)
             try:
-                request = _Request(workflow, state.retain(), tokens, draws, prefill, reservation, weight)
-                return await self._advance(request)
+                after, drawn = await self._advance(request)
+            except (LogitsNotFinite, EngineFailed) as error:
+                if state.source is not None and (isinstance(error, LogitsNotFinite) or request.broke_engine):
+                    await self.first_use_failed(state, error)
+                raise
             finally:
                 reservation.close()
+            if after is not state:
+                state.source = None
+            return after, drawn
         finally:
             state.release()
 
@@ -230,6 +241,10 @@ class Driver:
         except Exception as error:  # noqa: BLE001  # whatever broke, everybody who waits must hear of it
             self._refusal = EngineFailed(cause=error)
             self._refusal.__cause__ = error
+            for flight in (self._narrow, self._wide):
+                if flight is not None and any(one is flight.plan for one in args):
+                    for request in flight.requests.values():
+                        request.broke_engine = True
             return StepResult((), aborted=True)
 
     def _land(self, flight: _Flight, result: StepResult) -> None:
@@ -359,3 +374,7 @@ class Driver:
         request = self._waiting.pop(key)
         request.error = error
         request.done.set()
+
+
+async def _nothing_kept(state: State, error: SeraiError) -> None:
+    """No store from which the state could have come."""

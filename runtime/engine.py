@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from serai.checkpoints.snapshot import StateLayout
 from serai.kernels.threads import parallel_region
-from serai.runtime.errors import LogitsInvalid, SeraiError
+from serai.runtime.errors import LogitsNotFinite, SeraiError
 from serai.runtime.experts.access import Wait
 from serai.runtime.models.batch import Batch, Outputs, batch_of
 from serai.runtime.sampling.grammar import Written
@@ -137,12 +137,13 @@ def _finish(segment: Segment, rows: Iterator[NDArray[np.float32]]) -> SegmentRes
         return SegmentResult(error=error)
 
 
-def _not_finite(logits: NDArray[np.float32], segment: Segment) -> LogitsInvalid:
-    bad = int(np.count_nonzero(~np.isfinite(logits)))
-    position = segment.state.position + len(segment.tokens)
-    return LogitsInvalid(
-        f"the model gave {bad} of {len(logits)} logits that are no finite numbers at position {position}, so "
-        f"the session stays at position {segment.state.position}"
+def _not_finite(logits: NDArray[np.float32], segment: Segment) -> LogitsNotFinite:
+    stays_at = segment.state.position
+    return LogitsNotFinite(
+        bad=int(np.count_nonzero(~np.isfinite(logits))),
+        of=len(logits),
+        position=stays_at + len(segment.tokens),
+        stays_at=stays_at,
     )
 
 

@@ -5,6 +5,8 @@ Each says in one sentence what is wrong and what would be right. The classes tha
 `except serai.runtime.errors.SeraiError` catches all of them.
 """
 
+from collections.abc import Mapping
+
 from serai.checkpoints.errors import (
     FormatUnknown,
     ModelMismatch,
@@ -29,10 +31,12 @@ __all__ = [
     "BudgetTooSmall",
     "ConfigInvalid",
     "DeadlineMissed",
+    "EndsUnwritten",
     "EngineFailed",
     "FormatUnknown",
     "GrammarFailed",
     "LogitsInvalid",
+    "LogitsNotFinite",
     "ModelMismatch",
     "ModelNotFound",
     "NameInvalid",
@@ -237,11 +241,37 @@ class LogitsInvalid(SeraiError):
     """The model gave logits that no token can be drawn from (NaN); the session ends at the last good token."""
 
 
+class LogitsNotFinite(LogitsInvalid):
+    """What the model computed is no finite number: it is the weights or the state before, not the sampling, at fault.
+
+    Attribute: `position`, after whose token the logits were wanted.
+    """
+
+    def __init__(self, *, bad: int, of: int, position: int, stays_at: int) -> None:
+        self.position = position
+        super().__init__(
+            f"the model gave {bad} of {of} logits that are no finite numbers at position {position}, so the session "
+            f"stays at position {stays_at}"
+        )
+
+
 class GrammarFailed(SeraiError):
     """The grammar a generation was to follow could not say what may come next; the session ends at the last token."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"the grammar of this generation can't go on: {why[:300]}; ask with a simpler one")
+
+
+class EndsUnwritten(SeraiError):
+    """Several sessions ended with the runtime, and the last tokens of each could not be written down.
+
+    Attribute: `failures`, by session id.
+    """
+
+    def __init__(self, failures: Mapping[str, Exception]) -> None:
+        self.failures = dict(failures)
+        told = "; ".join(f"session {name}: {error}" for name, error in self.failures.items())
+        super().__init__(f"the last tokens of {len(self.failures)} sessions were not written down: {told}")
 
 
 class ShuttingDown(SeraiError):

@@ -8,19 +8,20 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
+from serai.checkpoints.gc import GcPolicy, GcReport
 from serai.checkpoints.names import check_text, new_id
 from serai.checkpoints.nodes import NodeKind
 from serai.checkpoints.store import Store
 from serai.runtime.chat import ChatFormat, Message, chat_format_for
 from serai.runtime.driver import Counters
-from serai.runtime.errors import SeraiError, ShuttingDown
+from serai.runtime.errors import EndsUnwritten, SeraiError, ShuttingDown
 from serai.runtime.memory.accounts import Account, Quota
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.services import Services
 from serai.runtime.sessions.conversation import Chat
 from serai.runtime.sessions.events import Watcher
 from serai.runtime.sessions.holding import Holding
-from serai.runtime.sessions.journal import Point
+from serai.runtime.sessions.journal import Point, Stored
 from serai.runtime.sessions.migration import take
 from serai.runtime.sessions.session import Session
 from serai.runtime.sessions.turns import Timeline
@@ -51,6 +52,8 @@ class Runtime:
         self.facts = facts
         self._services = services
         self._closing = False
+        self._resuming: list[str] = []
+        self._collecting: anyio.Event | None = None
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -193,9 +196,18 @@ class Runtime:
         Raises `SessionGone`, `ModelMismatch`, or `OutOfBudget` (`OverQuota` for the namespace it is of).
         """
         self._check_open()
-        keeper = self._services.keeper
-        stored = await keeper.find(str(point), as_is=as_is, take_back=take_back)
-        node, timeline = stored.node, stored.timeline
+        while self._collecting is not None:  # it may be about to erase what is asked for
+            await self._collecting.wait()
+        stored = await self._services.keeper.find(str(point), as_is=as_is, take_back=take_back)
+        self._resuming.append(stored.node.id)  # no live session stands for it yet
+        try:
+            return await self._resumed(stored, as_is=as_is, background=background)
+        finally:
+            self._resuming.remove(stored.node.id)
+
+    async def _resumed(self, stored: Stored, *, as_is: bool, background: bool) -> Session:
+        """A live session at a stored point."""
+        keeper, node, timeline = self._services.keeper, stored.node, stored.timeline
         account = self._services.pool.accounts.of(node.namespace)
         account.check_sessions()
         start = 0 if stored.start is None else stored.start.position
@@ -238,6 +250,22 @@ class Runtime:
         if background:
             self._services.returning.expect(session, self._services.now_s())
         return session
+
+    async def collect(self, policy: GcPolicy) -> GcReport:
+        """Free disk by a policy while sessions live: what they and the resumes under way stand on is kept, as is what
+        has a tag. Raises `BadParameter` without a store.
+        """
+        self._check_open()
+        while self._collecting is not None:
+            await self._collecting.wait()
+        live = (session.record.durable_point() for session in self._services.live.values())
+        protected = {*(point for point in live if point is not None), *self._resuming}
+        self._collecting = anyio.Event()
+        try:
+            return await self._services.journal.collect(policy, protected)
+        finally:
+            self._collecting.set()
+            self._collecting = None
 
     def set_quota(self, namespace: str, quota: Quota | None) -> None:
         """Bound what a namespace may have from now on (`Quota` says of what); None takes its quota away.
@@ -321,18 +349,24 @@ class Runtime:
         self._services.prefixes.clear()
 
     async def close(self) -> None:
-        """End every live session and take no more work; what was durable stays durable."""
+        """End every live session and take no more work; what was durable stays durable.
+
+        A session that can't be written keeps no other from it: its error is raised at the end, or `EndsUnwritten` for
+        those of several.
+        """
         self._closing = True
-        failure: Exception | None = None
+        failures: dict[str, Exception] = {}
         try:
             for session in list(self._services.live.values()):
                 try:
                     await session.break_off()
-                except Exception as error:  # noqa: BLE001  # the first is raised once all the others have ended
-                    failure = failure or error
+                except Exception as error:  # noqa: BLE001  # raised below
+                    failures[session.id] = error
         finally:
             self._services.driver.close()
-        if failure is not None:
+        if len(failures) > 1:
+            raise EndsUnwritten(failures) from next(iter(failures.values()))
+        for failure in failures.values():
             raise failure
 
     def _check_open(self) -> None:

@@ -168,5 +168,6 @@ def assemble(
         policy=policy or Policy(),
     )
     admission.reclaim = services.reclaim
+    driver.first_use_failed = services.keeper.distrust
     services.saver.on_written = admission.freed
     return services

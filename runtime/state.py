@@ -129,10 +129,11 @@ class State:
     """What the model remembers at `position`; immutable and counted.
 
     `logits` is float32 `[vocab_size]`, or None at position 0, where no next token is defined. `account` is that of its
-    namespace, which everything that grows from it is taken for.
+    namespace, which everything that grows from it is taken for. `source` is the node whose snapshot it was read from,
+    until a step after it has succeeded; `is_spoiled` says that the first one failed.
     """
 
-    __slots__ = ("_refs", "account", "fixed", "logits", "position", "table")
+    __slots__ = ("_refs", "account", "fixed", "is_spoiled", "logits", "position", "source", "table")
 
     def __init__(
         self, position: int, fixed: Buffer | None, table: PageTable, logits: Buffer | None, account: Account
@@ -145,6 +146,8 @@ class State:
         self.fixed = fixed
         self.table = table
         self.logits = logits
+        self.source: str | None = None
+        self.is_spoiled = False
 
     def retain(self) -> "State":
         self._refs = _one_more(self._refs)

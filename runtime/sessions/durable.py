@@ -114,7 +114,6 @@ class DurableSession(LiveSession):
         When the state can't be stored the session stays open, as it was.
         """
         with self.use("pause"):
-            self.record.settled(self._timeline)
-            point = await self.record.save(await self.hot(), "pause")
+            point = await self.record.save_settled(await self.hot(), self._timeline, "pause")
         self._end(Life.PAUSED)
         return point

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.runtime.driver import Driver
-from serai.runtime.errors import ShuttingDown
+from serai.runtime.errors import SeraiError, ShuttingDown
 from serai.runtime.memory.admission import Admission
 from serai.runtime.memory.residency import Tier
 from serai.runtime.sessions.journal import Journal, Start, Stored
@@ -114,6 +114,18 @@ class Keeper:
         self._prefixes.keep(entry.namespace, entry.digest, state)
         return state
 
+    async def distrust(self, state: State, error: SeraiError) -> None:
+        """The first step after a state that came from the store has failed: whoever holds it builds it anew.
+
+        Only the request that met the failure fails. The snapshot is kept for inspection, and what is before it in the
+        store, or nothing, is what the token ids are replayed from: whoever tries again never meets it again.
+        """
+        if state.source is None or state.is_spoiled:
+            return
+        state.is_spoiled = True
+        self._prefixes.distrust(state, state.source)
+        await self._journal.set_aside(state.source, f"the first step after it failed ({error})")
+
     async def catch_up(self, before: State, ids: list[int]) -> State:
         """The state after a few more tokens of the same timeline; `before` stays the caller's."""
         state, _ = await self._driver.advance("", before, np.array(ids, np.int32))
@@ -147,7 +159,10 @@ class Keeper:
         finally:
             if not is_whole:
                 state.release()
-        return state if is_whole else None
+        if not is_whole:
+            return None
+        state.source = start.node_id
+        return state
 
 
 class Holding:
@@ -201,6 +216,8 @@ class Holding:
     async def heat(self, record: Record) -> State:
         """The live state, brought back first if it is cold. The holding keeps it; retain it to keep it longer."""
         async with self._moving:
+            if self._state is not None and self._state.is_spoiled:
+                self._let_go()
             if self._state is None:
                 await record.flush()
                 stored = await self._keeper.find(record.point())
@@ -234,17 +251,20 @@ class Holding:
             await record.flush()
             if in_use() or self._state is not state:
                 return False
-            await record.save(state, "demote")  # of the node just flushed: nothing waits in between
+            if not state.is_spoiled:
+                await record.save(state, "demote")  # of the node just flushed: nothing waits in between
             if in_use() or self._state is not state:
                 return False
-            self._state = None
-            state.release()
+            self._let_go()
             self._keeper.demotions += 1
             return True
 
     def release(self) -> None:
         """Free what is held, and whatever a call that is still under way comes back with."""
         self._released = True
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._state is not None:
             self._state.release()
             self._state = None

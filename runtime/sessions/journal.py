@@ -7,7 +7,7 @@ replayed from its token ids. Without a store nothing is written and `pause` says
 
 import logging
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,13 +16,14 @@ import anyio
 import anyio.to_thread
 import numpy as np
 
+from serai.checkpoints.gc import GcPolicy, GcReport, collect
 from serai.checkpoints.handover import require_owned
 from serai.checkpoints.nodes import NodeKind, NodeRecord
 from serai.checkpoints.ownership import override_move, ownership
 from serai.checkpoints.reports import SaveReport
 from serai.checkpoints.snapshot import Fingerprint, Snapshot, StateLayout
 from serai.checkpoints.store import Store, require_same_model
-from serai.runtime.errors import BadParameter, FormatUnknown, SessionGone, SnapshotCorrupt, SnapshotMissing
+from serai.runtime.errors import BadParameter, FormatUnknown, SeraiError, SessionGone, SnapshotCorrupt, SnapshotMissing
 from serai.runtime.memory.give_back import GiveBack
 from serai.runtime.sessions.turns import Span, Timeline
 from serai.runtime.state import State, snapshot_of
@@ -222,6 +223,24 @@ class Journal:
 
         if store is not None:
             await in_thread_to_the_end(lambda: work(store))
+
+    async def collect(self, policy: GcPolicy, protected: Collection[str]) -> GcReport:
+        """Let go of what a policy doesn't keep, sparing what the nodes `protected` and the tagged ones need."""
+        store = self.store
+        if store is None:
+            raise BadParameter('there is no store to collect in; open the runtime with store="some/folder"')
+        return await in_thread_to_the_end(lambda: collect(store, policy, protected=protected))
+
+    async def set_aside(self, node_id: str, why: str) -> None:
+        """Keep a node's snapshot for inspection and never load it again; its state is replayed from the token ids."""
+        store = self.store
+        if store is None:
+            return
+        log.warning("the snapshot of node %s is set aside: %s", node_id, why)
+        try:
+            await in_thread_to_the_end(lambda: store.set_aside(node_id, why))
+        except SeraiError as error:
+            log.warning("the snapshot of node %s could not be set aside: %s", node_id, error)
 
     async def children(self, node_id: str) -> tuple[str, ...]:
         """The ids of the nodes that continue from a node; none without a store."""

@@ -21,8 +21,7 @@ async def migrate(session: "Session", journal: Journal, target: str) -> Point:
     """What `Session.migrate` does, for a session held by that call; it has ended unless it is owned here as before."""
     store = _need(journal)
     peer = peer_at(target)
-    session.record.settled(session.timeline)
-    point = await session.record.save(await session.hot(), "migrate")
+    point = await session.record.save_settled(await session.hot(), session.timeline, "migrate")
     try:
         await in_thread_to_the_end(lambda: hand_over(store, session.id, point.id, peer))
     finally:

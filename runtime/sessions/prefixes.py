@@ -137,6 +137,14 @@ class Prefixes:
         if entry.state is None:
             self._forget(entry)
 
+    def distrust(self, state: State, node_id: str) -> None:
+        """Nobody is to start from this state any more, nor from the snapshot stored under that node."""
+        for entry in list(self._all()):
+            if entry.state is state:
+                self.drop(entry)
+            if entry.node_id == node_id:
+                self.lost(entry)
+
     def reclaim(self, needed_bytes: int, namespace: str | None = None) -> int:
         """Drop kept states, of one namespace or of all, those unused for longest first, until about so much is free;
         gives the bytes freed."""

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,11 +46,13 @@ class Record:
         """What the last append on the way here was given to keep."""
         return append_metadata_of(self.nodes())
 
-    def settled(self, timeline: Timeline) -> None:
-        """Note what has changed since the last node without a token: how many forks were made."""
+    def settled(self, timeline: Timeline) -> bool:
+        """Note what has changed since the last node without a token: how many forks were made. Whether any was."""
         self._close_generation()
-        if (self._path[-1].node.sampler or {}).get("forks") != timeline.forks:
+        changed: bool = (self._path[-1].node.sampler or {}).get("forks") != timeline.forks
+        if changed:
             self.started(timeline, NodeKind.PAUSE)
+        return changed
 
     def nodes(self) -> tuple[NodeRecord, ...]:
         """The nodes from the root to the last one."""
@@ -76,7 +79,7 @@ class Record:
 
     def take_back(self, timeline: Timeline) -> None:
         """The last append did not succeed: go on from where `timeline` ends, even if its node reached the store."""
-        if self._path[-1].durable:
+        if self.is_written:
             self.cut(timeline, NodeKind.REWIND)
         else:
             self._path.pop()
@@ -90,6 +93,23 @@ class Record:
             self._path.pop()
         start = self._path[-1].node.position if self._path else 0
         self._add(kind, timeline.ids(start), timeline)
+
+    def rewound(self, timeline: Timeline) -> "Record":
+        """A record of its own that has gone back to where `timeline` ends; this one stays as it is."""
+        self._close_generation()  # what either writes of it, the other needn't
+        other = Record(self._journal, self._session_id, namespace=self._namespace, label=self._label)
+        other.branched_from(self)
+        other.cut(timeline, NodeKind.REWIND)
+        return other
+
+    def durable_point(self) -> str | None:
+        """The id of the last node that has reached the store; None before the first has."""
+        return next((entry.node.id for entry in reversed(self._path) if entry.durable), None)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the last node has reached the store."""
+        return self._path[-1].durable
 
     def started(self, timeline: Timeline, kind: NodeKind) -> None:
         """The session's first node of its own."""
@@ -155,6 +175,18 @@ class Record:
             return await self._journal.save(self._path[-1].node, state, reason)
         finally:
             state.release()
+
+    async def save_settled(self, state: State, timeline: Timeline, reason: str) -> Point:
+        """As `save`, of the end of `timeline`, to which no fork was added that the last node doesn't know of.
+
+        Whoever resumes there would otherwise give the next fork a branch that one has already.
+        """
+        self.settled(timeline)
+        point = await self.save(state, reason)
+        while self.settled(timeline):  # forked while that was written; the state is the same
+            await self.flush()
+            point = replace(point, id=self.point())
+        return point
 
     def _close_generation(self) -> None:
         """Turn the tokens generated since the last node into a node."""

@@ -30,6 +30,7 @@ from serai.runtime.sessions.holding import Holding
 from serai.runtime.sessions.journal import Point
 from serai.runtime.sessions.migration import migrate
 from serai.runtime.sessions.rate import Rate
+from serai.runtime.sessions.record import Record
 from serai.runtime.sessions.trail import Trail
 from serai.runtime.sessions.turns import Timeline
 from serai.runtime.state import State
@@ -287,15 +288,26 @@ class Session(DurableSession):
             if not self.is_open:  # the runtime closed meanwhile
                 holding.release()
                 self._check_open()
-            self._taken_back = tail_beyond(self._timeline.ids(), timeline.ids(), MOST_ELSEWHERE_TOKENS)
-            before, self._holding = self._holding, holding
-            before.release()
-            self._timeline = timeline
-            self._trail.cut(where)
-            self.record.cut(timeline, NodeKind.REWIND)
-            self.append_metadata = self.record.append_metadata()
-            await self.record.flush()
+            record, written = self.record.rewound(timeline), False
+            try:
+                await record.flush()
+                written = True
+            finally:
+                # A call that is cancelled when the store has it already has gone back, as the store says.
+                if (written or record.is_written) and self.is_open:
+                    self._go_back(holding, timeline, record)
+                else:
+                    holding.release()
         self._services.events.tell(EventKind.REWOUND, self.id, f"to position {where}")
+
+    def _go_back(self, holding: Holding, timeline: Timeline, record: Record) -> None:
+        self._taken_back = tail_beyond(self._timeline.ids(), timeline.ids(), MOST_ELSEWHERE_TOKENS)
+        before, self._holding = self._holding, holding
+        before.release()
+        timeline.forks = self._timeline.forks  # of those made meanwhile too
+        self._timeline, self.record = timeline, record
+        self._trail.cut(len(timeline))
+        self.append_metadata = record.append_metadata()
 
     async def edit(self, turn: int, content: str | Sequence[int] | NDArray[np.integer]) -> Appended:
         """Say something else in an earlier turn: go back to where it began and append `content` instead."""
@@ -323,7 +335,7 @@ class Session(DurableSession):
 
     def _leave_state(self, *, first: bool = False) -> None:
         state = self._holding.state
-        if self._leaves_states and state is not None and state.fixed is not None:
+        if self._leaves_states and state is not None and state.fixed is not None and not state.is_spoiled:
             self._trail.leave(state, self._timeline.digest(), self.record.nodes()[-1], first=first)
 
     async def fork_many(self, count: int) -> list["Session"]:

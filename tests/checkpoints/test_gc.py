@@ -72,6 +72,20 @@ def test_tags_and_live_sessions_keep_what_they_need(tmp_path: Path) -> None:
         assert store.tokens(unsaved.id).size == 21
 
 
+def test_what_can_no_longer_be_loaded_stands_for_nothing_and_goes_first(tmp_path: Path) -> None:
+    """A tag on a node whose own snapshot was set aside needs the one before it, from which a replay starts."""
+    with Store.open(str(tmp_path / "s")) as store:
+        nodes = turns(store, 4)
+        store.set_aside(nodes[2].id, "its first step failed")
+        store.tag("good", nodes[2].id)
+        collect(store, GcPolicy(snapshots_per_session=2))
+        assert kept(store, nodes) == [1, 3], "the two latest that can be loaded"
+        assert store.sizes().snapshots == 3, "what was set aside is there to look at"
+        collect(store, GcPolicy(max_bytes=store.sizes().file_bytes - 1))
+        assert kept(store, nodes) == [1, 3]
+        assert store.sizes().snapshots == 2
+
+
 def test_a_quota_takes_the_least_valuable_first(tmp_path: Path) -> None:
     clock = Clock()
     with Store.open(str(tmp_path / "s"), now=clock) as store:

@@ -3,9 +3,10 @@
 import asyncio
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import numpy as np
@@ -15,13 +16,13 @@ from serai.checkpoints.errors import StoreFull
 from serai.checkpoints.nodes import NodeKind, NodeRecord
 from serai.checkpoints.store import Store
 from serai.runtime import SamplingParams, Session
-from serai.runtime.errors import SessionClosed, ShuttingDown
+from serai.runtime.errors import EndsUnwritten, SessionClosed, ShuttingDown
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
 from serai.runtime.state import page_view
 from tests.runtime.fake_runtime import fake_runtime
 from tests.runtime.gate import Gate
-from tests.runtime.scripted import FIXED, LAYOUT, LOGITS, PAGE, ScriptedModel
+from tests.runtime.scripted import FIXED, LAYOUT, LOGITS, PAGE, ScriptedModel, hash_of, logits_of
 
 pytestmark = pytest.mark.anyio
 
@@ -217,14 +218,15 @@ async def test_a_full_disk_ends_the_block_of_a_session_and_opens_none(
         full = False
 
 
-async def test_closing_ends_every_session_though_the_first_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("broken", [["first"], ["first", "third"]], ids=len)
+async def test_closing_writes_every_session_that_can_be_and_tells_of_all_that_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: list[str]
 ) -> None:
     refused: list[str] = []
 
     def refuse(node: NodeRecord) -> None:
-        if node.label == "first" and node.kind is NodeKind.PAUSE:
-            refused.append(node.id)
+        if node.label in broken and node.kind is NodeKind.PAUSE:
+            refused.append(node.session_id)
             raise StoreFull(path="here", doing="writing")
 
     intercept(monkeypatch, refuse)
@@ -232,16 +234,126 @@ async def test_closing_ends_every_session_though_the_first_cannot_be_written(
 
     async def open_and_leave() -> None:
         async with fake_runtime(store=tmp_path) as rt:
-            for label in ("first", "second"):
+            for label in ("first", "second", "third"):
                 session = await rt.session(label=label)
                 await session.append(TOLD)
                 session.record.started(session.timeline, NodeKind.PAUSE)
                 sessions.append(session)
 
-    with pytest.raises(StoreFull):
+    with pytest.raises(StoreFull if len(broken) == 1 else EndsUnwritten) as raised:
         await open_and_leave()
-    assert len(refused) == 1
+    assert refused == [session.id for session in sessions if session.label in broken]
+    if isinstance(raised.value, EndsUnwritten):
+        assert list(raised.value.failures) == refused
+        assert all(name in str(raised.value) for name in refused)
     assert not any(session.is_open for session in sessions)
+    with Store.open(str(tmp_path)) as store:
+        ends = {session.label: store.node(store.session_head(session.id)).kind for session in sessions}
+        assert ends == {name: NodeKind.APPEND if name in broken else NodeKind.PAUSE for name in ends}
+
+
+async def test_a_rewind_that_cannot_be_written_leaves_the_session_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = True
+
+    def refuse(node: NodeRecord) -> None:
+        if full and node.kind is NodeKind.REWIND:
+            raise StoreFull(path="here", doing="writing")
+
+    intercept(monkeypatch, refuse)
+    async with fake_runtime(store=tmp_path, policy=Policy()) as rt:
+        session = await rt.session()
+        await session.append(TOLD, metadata={"kept": 1})
+        said = await session.generate(GREEDY).collect()
+        await session.append(ADDED, metadata={"kept": 2})
+        before = session.tokens().tolist()
+        with pytest.raises(StoreFull):
+            await session.rewind(position=len(TOLD) + 2)
+        assert session.tokens().tolist() == before
+        assert (session.turn, dict(session.append_metadata)) == (1, {"kept": 2})
+        logits = await session.logits()
+        assert logits.tobytes() == logits_of(hash_of(before)).tobytes()
+        await session.append([9])
+        point = await session.pause()
+        assert rt.store is not None
+        assert rt.store.tokens(point.id).tolist() == [*before, 9]
+        full = False
+        again = await rt.resume(point)
+        await again.rewind(turn=0)
+        assert again.tokens().tolist() == [*TOLD, *said.tokens]
+
+
+async def test_a_rewind_cancelled_while_it_is_written_has_happened_here_and_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node of the rewind is in the store when asyncio's cancellation arrives: both have gone back."""
+    writing, go_on = threading.Event(), threading.Event()
+
+    def wait(node: NodeRecord) -> None:
+        if node.kind is NodeKind.REWIND:
+            writing.set()
+            assert go_on.wait(timeout=10)
+
+    intercept(monkeypatch, wait)
+    async with fake_runtime(store=tmp_path) as rt:
+        session = await rt.session()
+        await session.append(TOLD)
+        task = asyncio.ensure_future(session.rewind(position=1))
+        await anyio.to_thread.run_sync(writing.wait)
+        task.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert session.tokens().tolist() == TOLD[:1]
+        assert (await session.logits()).tobytes() == logits_of(hash_of(TOLD[:1])).tobytes()
+        assert rt.store is not None
+        assert rt.store.tokens(rt.store.session_head(session.id)).tolist() == TOLD[:1]
+
+
+@pytest.mark.parametrize("call", ["pause", "migrate", "rewind"])
+async def test_a_fork_taken_while_a_session_is_written_has_a_branch_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The next fork of whoever goes on there is the second one, not the first again."""
+    writing, go_on = threading.Event(), threading.Event()
+    held = Store.record if call == "rewind" else Store.save
+
+    def wait(self: Store, *given: object, **named: object) -> object:
+        if call != "rewind" or given[0].kind is NodeKind.REWIND:  # type: ignore[attr-defined]
+            writing.set()
+            assert go_on.wait(timeout=10)
+        return held(self, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Store, held.__name__, wait)
+    elsewhere = tmp_path / "elsewhere"
+    async with fake_runtime(store=tmp_path / "here") as rt:
+        session = await rt.session()
+        await session.append(TOLD)
+        acts: dict[str, Coroutine[Any, Any, object]] = {
+            "pause": session.pause(),
+            "migrate": session.migrate(elsewhere),
+            "rewind": session.rewind(position=2),
+        }
+        act = asyncio.ensure_future(acts.pop(call))
+        for other in acts.values():
+            other.close()
+        await anyio.to_thread.run_sync(writing.wait)
+        forks = [await session.fork(), await session.fork()]
+        go_on.set()
+        await act
+        branches = {fork.timeline.branch for fork in forks}
+        if call != "rewind":
+            assert session.timeline.forks == 2
+        if call == "pause":
+            session = await rt.resume(session.id)
+            assert rt.counters.prefilled_tokens == len(TOLD), "the state is there without reading anything again"
+        if call != "migrate":
+            branches.add((await session.fork()).timeline.branch)
+    if call == "migrate":
+        async with fake_runtime(store=elsewhere) as rt:
+            branches.add((await (await rt.resume(session.id)).fork()).timeline.branch)
+    assert len(branches) == 3
 
 
 async def test_a_session_that_ends_while_it_waits_for_memory_writes_into_nobody_elses(tmp_path: Path) -> None:

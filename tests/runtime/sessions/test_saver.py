@@ -1,0 +1,76 @@
+"""Snapshots in the background: few, however fast a session goes on, and never instead of its token ids."""
+
+import shutil
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from serai.checkpoints.store import Store
+from serai.runtime.services import Policy
+from tests.runtime.fake_runtime import fake_runtime
+from tests.runtime.scripted import hash_of, logits_of
+
+pytestmark = pytest.mark.anyio
+
+EVERY_TURN = Policy(save_after_tokens=0)
+TURNS = 40
+INTERVAL_S = 5.0
+
+
+async def test_a_session_in_a_hurry_is_written_once_in_a_while_and_its_last_state_in_the_end(tmp_path: Path) -> None:
+    """Forty turns at once: the first state, which others may share, and then the newest of those that were due."""
+    async with fake_runtime(store=tmp_path / "store", policy=EVERY_TURN) as rt:
+        store, saver = rt.store, rt._services.saver
+        assert store is not None
+        session, began_s = await rt.session(), anyio.current_time()
+        for turn in range(TURNS):
+            await session.append([turn % 16])
+            assert store.tokens(session.head).size == turn + 1, "the token ids are durable when an append returns"
+            assert saver.waiting <= 2, "one state waits, besides the first, however many were offered"
+        # The first, the one that was offered while that was written, the newest; more only as time went by.
+        allowed = 3 + int((anyio.current_time() - began_s) / INTERVAL_S)
+        # What a crash would leave now is behind with its states, and with nothing else.
+        await anyio.to_thread.run_sync(shutil.copytree, tmp_path / "store", tmp_path / "left")
+        await rt.settle()
+        assert 2 <= saver.saved <= allowed
+        assert store.has_snapshot(session.head), "the newest state was written in the end"
+    async with fake_runtime(store=tmp_path / "left") as rt:
+        again = await rt.resume(session.id)
+        ids = [turn % 16 for turn in range(TURNS)]
+        assert again.tokens().tolist() == ids
+        assert (await again.logits()).tobytes() == logits_of(hash_of(ids)).tobytes()
+        assert rt.counters.prefilled_tokens > 0
+
+
+async def test_sessions_wait_for_each_other_and_not_for_one_that_was_just_written(tmp_path: Path) -> None:
+    async with fake_runtime(store=tmp_path, policy=EVERY_TURN) as rt:
+        sessions = [await rt.session() for _ in range(3)]
+        for turn in range(4):
+            for session in sessions:
+                await session.append([turn, sessions.index(session)])
+        await rt.settle()
+        assert rt.store is not None
+        assert [rt.store.has_snapshot(session.head) for session in sessions] == [True] * 3
+
+
+async def test_a_snapshot_that_cannot_be_written_is_counted_and_costs_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B55, B61: a save that fails is seen, and the session goes on."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with fake_runtime(store=tmp_path, policy=EVERY_TURN) as rt:
+        session = await rt.session()
+        monkeypatch.setattr(Store, "_commit", full)
+        await session.append([1, 2, 3])
+        await rt.settle()
+        assert (rt._services.saver.saved, rt._services.saver.failed) == (0, 1)
+        monkeypatch.undo()
+        await session.append([4])
+        await rt.settle()
+        assert rt._services.saver.saved == 1
+        rt.check()
