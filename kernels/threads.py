@@ -25,6 +25,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +72,7 @@ _GENERATION = 0xFFFF
 # About 0.1 ms of pauses: longer than the gap between two launches of a step, shorter than a scheduler's slice.
 _SPINS = 2500
 _SYMBOL = "serai_pool"
+_RANKS_BEHIND = 5  # in steps of niceness; the system takes 19 for anything above
 _HAS_POSIX_THREADS = os.name in ("posix",)
 
 
@@ -245,6 +247,23 @@ def _quota_cores() -> int:
         return 1 << 16
 
 
+def give_way() -> None:
+    """Rank the calling thread behind the others of its process, where threads have ranks of their own (Linux).
+
+    Threads that compute never sleep during a step. One that only reacts, as an event loop does, then gets a core when
+    it is due instead of when their slice ends: of timers that are due beside two computing threads on two cores, one in
+    a hundred ran more than 1.9 ms late, and 4.4 ms without.
+    """
+    if sys.platform == "linux":
+        usual = os.getpriority(os.PRIO_PROCESS, os.getpid())  # the first thread's: others inherit their maker's
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), usual + _RANKS_BEHIND)
+
+
+def _live(pool: int) -> None:
+    give_way()
+    _work(pool)
+
+
 class _Pool:
     """The workers and the block they share with compiled code. One instance a process."""
 
@@ -296,7 +315,7 @@ class _Pool:
             self._words[_STOP // 8] = 0
             for number in range(1, self._wanted):
                 worker = threading.Thread(
-                    target=_work, args=(self.address,), name=f"serai-kernel-{number}", daemon=True
+                    target=_live, args=(self.address,), name=f"serai-kernel-{number}", daemon=True
                 )
                 worker.start()
                 self._workers.append(worker)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from serai.kernels.threads import give_way
 from serai.runtime.to_the_end import to_the_end
 
 T = TypeVar("T")
@@ -54,5 +55,6 @@ class EngineThread:
         self._thread.join()
 
     def _work(self) -> None:
+        give_way()
         while (job := self._jobs.get()) is not None:
             job()

@@ -119,3 +119,15 @@ def test_a_forked_child_computes_and_exits() -> None:
         [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have ranks of their own on Linux only")
+@pytest.mark.usefixtures("restored_threads")
+def test_workers_rank_behind_threads_that_react() -> None:
+    threads.set_threads(2)
+    threads.start()
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    workers = [thread for thread in threading.enumerate() if thread.name.startswith("serai-kernel")]
+    ranks = [os.getpriority(os.PRIO_PROCESS, worker.native_id) for worker in workers if worker.native_id]
+    assert ranks == [min(own + 5, 19)]
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own

@@ -1,6 +1,8 @@
 """Cancelled callers come back only when the thread has: asyncio's own cancellation is no exception."""
 
 import asyncio
+import os
+import sys
 import threading
 
 import anyio
@@ -81,3 +83,12 @@ async def test_the_engine_thread_is_waited_for_too() -> None:
         await task
     assert slow.ended
     thread.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have ranks of their own on Linux only")
+async def test_the_engine_ranks_behind_its_event_loop() -> None:
+    thread = EngineThread()
+    own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    engine = await thread.call(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+    thread.close()
+    assert engine == min(own + 5, 19)
