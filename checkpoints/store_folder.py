@@ -15,6 +15,7 @@ from serai.checkpoints.folders import Folder
 from serai.checkpoints.index import Index
 from serai.checkpoints.opening import INDEX_NAME, open_folders
 from serai.checkpoints.parts import PartFiles
+from serai.checkpoints.ranks import give_way
 from serai.checkpoints.rows import FileKind, NodeRow
 from serai.checkpoints.saving import Pins, Shelf
 
@@ -45,9 +46,9 @@ class StoreFolder:
             )
             undo.callback(self._index.close)
             # Apart, so that a save that hangs on a slow disk does not keep anyone from loading.
-            writers = ThreadPoolExecutor(threads, "serai-store-save")
+            writers = ThreadPoolExecutor(threads, "serai-store-save", give_way)
             undo.callback(writers.shutdown)
-            readers = ThreadPoolExecutor(threads, "serai-store-load")
+            readers = ThreadPoolExecutor(threads, "serai-store-load", give_way)
             undo.callback(readers.shutdown)
             self._files = PartFiles(self._folders.parts, self._folders.temporary, direct=not keep_cached)
             self._pins = Pins(self._index, self._folders.temporary)

@@ -150,8 +150,8 @@ class TooManyWaiting(SeraiError):
 class WaitedTooLong(SeraiError):
     """No memory became free in time; the session stays as it was.
 
-    Attributes: `needed_bytes`; `free_bytes`, what is free of the budget, or of its own quota for a namespace with one
-    (None when that bounds no bytes).
+    Attributes: `needed_bytes`; `free_bytes`, what is free of the budget. A namespace with a quota is told what is free
+    of that, if it waited for that, and None otherwise.
     """
 
     def __init__(self, *, waited_s: float, needed_bytes: int, free_bytes: int | None) -> None:

@@ -182,7 +182,9 @@ class Admission:
         return not self._reservations
 
     def _waited(self, waited_s: float, one: _Waiter) -> WaitedTooLong:
-        free = one.account.free_bytes if one.account.is_tenant else self.free_bytes
+        account, free = one.account, self.free_bytes
+        if account.is_tenant:  # what is free of the budget says what others hold
+            free = None if account.has_room(one.needed_bytes) else account.free_bytes
         free_bytes = None if free is None else max(free, 0)
         return WaitedTooLong(waited_s=waited_s, needed_bytes=one.needed_bytes, free_bytes=free_bytes)
 

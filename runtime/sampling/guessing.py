@@ -18,6 +18,10 @@ LEAST_PATTERN, LONGEST_PATTERN = 3, 96
 twice as long the next time: a text that only seems to repeat itself pays for a handful of tries in all, while one that
 copies a page soon has a pattern of any length."""
 
+CHECKED, CHECKED_WITHIN = 32, 2048
+"""How many of a text's last tokens tell whether it can be guessed by itself, and how far back each is looked for: half
+a millisecond once a generation, and up to three where the same few tokens come again and again."""
+
 PLACES = 16
 """Earlier places that are looked at, the latest first."""
 
@@ -74,24 +78,51 @@ class Guesser:
         repeated: list[int] = np.resize(followed, most).tolist()
         return repeated
 
+    def least_pattern(self) -> int:
+        """How many tokens have to have occurred before for what followed to be likely to follow again, in this text.
+
+        Its own last tokens say it: how often each would have been guessed right from those before it. Where patterns of
+        one length were mostly wrong, those of twice the length are asked for, and so on.
+        """
+        ids = self._ids[max(self._start, self._length - CHECKED_WITHIN) : self._length]
+        found = [
+            (alike, bool(ids[place] == ids[end]))
+            for end in range(max(len(ids) - CHECKED, LEAST_PATTERN + 1), len(ids))
+            for place, alike in [_likeness(ids[:end], end, LEAST_PATTERN)]
+            if alike
+        ]
+        pattern = LEAST_PATTERN
+        while pattern < LONGEST_PATTERN:
+            right = [was_right for alike, was_right in found if alike >= pattern]
+            if not right or 2 * sum(right) > len(right) + 1:
+                break
+            pattern *= 2
+        return pattern
+
     def _place(self, pattern: int) -> int | None:
         """Where the earlier occurrence ends that has most in common with the last tokens, at least `pattern`."""
-        ids = self._ids[: self._length]
-        # A pass over all ids, tens of microseconds for 128 Ki of them; the rest is compared at few places.
-        found = ids[LEAST_PATTERN - 1 : -1] == ids[-1]
-        for back in range(2, LEAST_PATTERN + 1):
-            found &= ids[LEAST_PATTERN - back : -back] == ids[-back]
-        ends = np.flatnonzero(found) + LEAST_PATTERN
-        longest, best = pattern - 1, None
-        for end in ends[: -PLACES - 1 : -1].tolist():
-            most = min(end, self._length - self._start, LONGEST_PATTERN)
-            differ = np.flatnonzero(ids[end - most : end] != ids[self._length - most :])
-            alike = most if differ.size == 0 else most - 1 - int(differ[-1])
-            if alike > longest:
-                longest, best = alike, end
-            if longest == LONGEST_PATTERN:
-                break
-        return best
+        place, alike = _likeness(self._ids[: self._length], self._length - self._start, pattern)
+        return place if alike else None
+
+
+def _likeness(ids: NDArray[np.int32], own: int, pattern: int) -> tuple[int, int]:
+    """Where the earlier occurrence ends that has most in common with the end of `ids`, the latest of several, and how
+    many tokens that is: at least `pattern`, of the last `own`; 0 where there is none."""
+    # A pass over all ids, tens of microseconds for 128 Ki of them; the rest is compared at few places.
+    found = ids[LEAST_PATTERN - 1 : -1] == ids[-1]
+    for back in range(2, LEAST_PATTERN + 1):
+        found &= ids[LEAST_PATTERN - back : -back] == ids[-back]
+    ends = np.flatnonzero(found) + LEAST_PATTERN
+    best, longest = 0, pattern - 1
+    for end in ends[: -PLACES - 1 : -1].tolist():
+        most = min(end, own, LONGEST_PATTERN)
+        differ = np.flatnonzero(ids[end - most : end] != ids[len(ids) - most :])
+        alike = most if differ.size == 0 else most - 1 - int(differ[-1])
+        if alike > longest:
+            best, longest = end, alike
+        if longest == LONGEST_PATTERN:
+            break
+    return best, longest if best else 0
 
 
 @dataclass(slots=True)
@@ -113,9 +144,9 @@ class Worth:
         """A copy that goes its own way, for a session that goes on from the same text."""
         return Worth(self.credit, self.step_s, self.row, self.right, self.wrong, self.pattern)
 
-    def begin(self) -> None:
-        """Another generation begins, and may be of another kind of text."""
-        self.pattern = LEAST_PATTERN
+    def begin(self, least_pattern: int = LEAST_PATTERN) -> None:
+        """Another generation begins, and may be of another kind of text (`Guesser.least_pattern`)."""
+        self.pattern = least_pattern
 
     @property
     def guesses(self) -> int:

@@ -189,7 +189,7 @@ class Generation:
         self._text.replay(ids[start:].tolist())
         if self._services.policy.guess:
             self._guesser = Guesser(ids, session.said_elsewhere(ids))
-            session.worth.begin()
+            session.worth.begin(self._guesser.least_pattern())
         record = self._params.to_record()
         if self._grammar is not None:
             self._written = self._grammar.start.after(*ids[start:].tolist())

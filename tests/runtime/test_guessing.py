@@ -107,6 +107,17 @@ def test_what_repeats_itself_is_guessed_to_go_on() -> None:
     assert guesser.guess(5) == [4, 5, 4, 5, 4]
 
 
+def test_a_text_says_by_itself_how_much_must_repeat_before_it_is_guessed() -> None:
+    rng = np.random.default_rng(3)
+    words = rng.integers(0, 8000, 4, dtype=np.int32)
+    assert Guesser(np.tile(words, 32)).least_pattern() == LEAST_PATTERN
+    assert Guesser(rng.integers(0, 8000, 200, dtype=np.int32)).least_pattern() == LEAST_PATTERN, "it says nothing"
+    for _ in range(10):
+        assert Guesser(rng.choice(words, 200)).least_pattern() > LEAST_PATTERN
+    for short in range(LEAST_PATTERN + 2):
+        assert Guesser(np.zeros(short, dtype=np.int32)).least_pattern() == LEAST_PATTERN
+
+
 def test_a_guess_may_follow_another_text_but_never_beyond_its_end() -> None:
     others = [np.array([1, 2, 3, 7, 8], dtype=np.int32), np.array([4, 5, 6, 9], dtype=np.int32)]
     guesser = Guesser(np.array([0, 1, 2, 3], dtype=np.int32), others)
