@@ -28,14 +28,22 @@ FROM_STORE = (ActionKind.RESUME, ActionKind.DELETE)
 
 async def status(service: Service, request: Request) -> Response:
     """The runtime's status with the sessions of this key. Whoever has none, on this machine, sees the figures of all
-    sessions, but neither what they are called nor whose they are."""
+    sessions, but neither what they are called nor whose they are, nor what each namespace has."""
     whole = service.runtime.status()
     if has_no_key(request):
-        seen = tuple(replace(one, label="", namespace="") for one in whole.sessions)
+        seen = replace(
+            whole,
+            sessions=tuple(replace(one, label="", namespace="") for one in whole.sessions),
+            namespaces=(),
+        )
     else:
         namespace = namespace_of(request)
-        seen = tuple(one for one in whole.sessions if one.namespace == namespace)
-    return JSONResponse(replace(whole, sessions=seen).to_json())
+        seen = replace(
+            whole,
+            sessions=tuple(one for one in whole.sessions if one.namespace == namespace),
+            namespaces=tuple(one for one in whole.namespaces if one.namespace == namespace),
+        )
+    return JSONResponse(seen.to_json())
 
 
 async def model(service: Service, request: Request) -> Response:

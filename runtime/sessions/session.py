@@ -136,7 +136,8 @@ class Session(DurableSession):
                 self._holding.become(state)
                 self._timeline.appended(ids)
                 self.append_metadata = dict(metadata or {})
-                on_the_way = self._trail.on_the_way(own.position, self.position) if self.record.is_durable else []
+                whole = self._timeline.ids()
+                on_the_way = self._trail.on_the_way(own.position, whole) if self.record.is_durable else []
                 self.record.appended(ids, self._timeline, self.append_metadata, on_the_way=on_the_way)
                 passed = self.record.nodes()[-1 - len(on_the_way) : -1]
                 await self.record.flush()

@@ -90,9 +90,13 @@ class Trail:
             services.saver.offer(node, state, digest, first=first)
             self._nodes[state.position] = node.id
 
-    def on_the_way(self, start: int, end: int) -> list[tuple[int, bytes]]:
-        """Where between two positions the session has left states that are still kept, and their digests."""
-        return [(one, entry.digest) for one, entry in sorted(self._entries.items()) if start < one < end]
+    def on_the_way(self, start: int, ids: NDArray[np.int32]) -> list[tuple[int, bytes]]:
+        """Where after `start` the session has left states of its tokens `ids`, short of their end, and their digests.
+
+        A call that failed may have left states too, of what is not said now.
+        """
+        left = [(one, entry.digest) for one, entry in sorted(self._entries.items()) if start < one < len(ids)]
+        return [(one, digest) for one, digest in left if digest == digest_of(ids[:one])]
 
     def save_on_the_way(self, nodes: Sequence[NodeRecord]) -> None:
         """Have the states written that lie at durable nodes inside of an append, each of many tokens."""

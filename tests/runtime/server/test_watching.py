@@ -76,6 +76,7 @@ async def test_without_a_key_there_are_figures_and_nothing_else(tmp_path: Path) 
             await own.act(Action(ActionKind.LABEL, session.id, "private"))
             assert (await own.about()).may_act
         async with HttpSource("http://server", transport=transport) as source:
+            assert (await source.status()).namespaces == ()
             (seen,) = (await source.status()).sessions
             assert (seen.id, seen.position, seen.label, seen.namespace) == (session.id, session.position, "", "")
             assert not (await source.about()).may_act

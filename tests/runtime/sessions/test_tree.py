@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -138,6 +139,29 @@ async def test_nodes_on_the_way_are_points_to_go_back_to(tmp_path: Path) -> None
         with pytest.raises(PositionUnavailable, match=f"node {late} is not on the way .* `Runtime.resume` branches"):
             await session.rewind(node=late)
         assert await is_at(await rt.resume(late), whole)
+
+
+async def test_a_node_has_the_state_of_its_own_tokens_after_a_call_for_others_was_broken_off(tmp_path: Path) -> None:
+    said, meant = [(7 * n) % 13 for n in range(70)], [(5 * n) % 11 for n in range(70)]
+    async with fake_runtime(store=tmp_path, policy=KEEPING, limits=Limits(step_rows=16)) as rt:
+        await (await rt.session()).append(meant)
+        before = rt.counters.prefilled_tokens
+        session = await rt.session()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(session.append, said)
+            with anyio.fail_after(10):
+                while rt.counters.prefilled_tokens < before + 48:
+                    await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+        assert session.position == 0
+        assert session.kept_positions(), "what was computed is kept for the next try"
+        await session.append(meant)
+        nodes = session.record.nodes()
+        await session.pause()
+        await rt._services.saver.settle()
+    async with fake_runtime(store=tmp_path, policy=KEEPING) as rt:
+        for node in nodes:
+            assert await is_at(await rt.resume(node.id), meant[: node.position])
 
 
 async def test_a_fork_inside_a_generation_draws_the_same_tokens_again() -> None:
