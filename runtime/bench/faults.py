@@ -1,4 +1,5 @@
-"""`serai bench faults`: what a store loses when a disk call kills or fails it, and what wrong bytes do.
+"""`serai bench faults`: what a store loses when a disk call kills or fails it, what wrong bytes do, and whether
+sessions that are saved and killed at a token boundary go on with the same bits (`killed.py`).
 
 The two harnesses (`checkpoints/faults.py`, `checkpoints/fuzzing.py`) run as processes of their own: the first forks,
 which a process with threads must not.
@@ -8,11 +9,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from serai.runtime.bench.killed import EVERY_BOUNDARY, EVERY_KIND, Relay, relay
 from serai.runtime.bench.report import BenchFailed, Claim, Report
+from serai.runtime.bench.small_model import small_model
+from serai.runtime.models.open_model import Precision
 
 FAULTS_LEAST = 2_000
 FILES_LEAST = 20_000
@@ -23,7 +28,8 @@ GIVE_UP_AFTER_S = 7200.0
 
 
 def bench_faults(folder: Path, *, quick: bool, tell: Callable[[str], None]) -> Report:
-    """Run both harnesses in temporary folders below `folder`."""
+    """Run both harnesses and both relays in temporary folders below `folder`, which also keeps a tiny model if one is
+    needed."""
     every = QUICK_EVERY if quick else 1
     files = QUICK_FILES if quick else FILES_LEAST
     tell("faults at every disk call" if every == 1 else f"faults at disk calls, every {every}th case")
@@ -33,6 +39,8 @@ def bench_faults(folder: Path, *, quick: bool, tell: Callable[[str], None]) -> R
 
     problems = [{"harness": "faults", "problem": one} for one in faults["problems"]]
     problems += [{"harness": "fuzzing", "problem": one} for one in fuzzed["escapes"]]
+    relays = _relays(folder, EVERY_KIND if quick else EVERY_BOUNDARY, tell)
+    problems += [{"harness": "killed", "problem": one.problem} for one in relays if one.problem is not None]
     how = "killed before, after or within a write, power cut, no space, input/output error, short write"
     lost = "afterwards a committed snapshot missing or other, fsck not clean, an orphan left, or the same work failing"
     escaped = "anything but a refusal by name or the right content"
@@ -45,9 +53,24 @@ def bench_faults(folder: Path, *, quick: bool, tell: Callable[[str], None]) -> R
                 "files_fuzzed", fuzzed["files_fuzzed"], "files", FILES_LEAST, quick, "parts, manifests, nodes, bundles"
             ),
             Claim.at_most("fuzz_escapes", fuzzed["fuzz_escapes"], "files", 0, escaped),
+            Claim.at_least(
+                "kills_survived",
+                sum(one.survived for one in relays),
+                "kills",
+                sum(one.boundaries for one in relays),
+                "saved, killed at a token boundary of 300 mixed tokens and resumed by another process, exact and fast: "
+                f"same tokens, same logits, none read anew{'; quick' if quick else ''}",
+            ),
         ),
         tuple(problems),
     )
+
+
+def _relays(folder: Path, boundaries: Sequence[int], tell: Callable[[str], None]) -> list[Relay]:
+    model, name = small_model(folder)
+    tell(f"{2 * len(boundaries)} processes killed on {name}")
+    with tempfile.TemporaryDirectory(prefix="serai-killed-", dir=folder) as scratch:
+        return [relay(model, Path(scratch), precision, boundaries, tell=tell) for precision in Precision]
 
 
 def harness(module: str, *arguments: str) -> Mapping[str, Any]:

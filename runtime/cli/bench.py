@@ -171,7 +171,7 @@ def checkpoints(quick: Quick = False, folder: Folder = None, as_json: Json = Fal
 
 @app.command()
 def faults(quick: Quick = False, folder: Folder = None, as_json: Json = False) -> None:
-    """Kill and fail a store at every disk call, and feed it wrong bytes."""
+    """Kill and fail a store at every disk call, feed it wrong bytes, and kill sessions at every token boundary."""
     with reporting(as_json=as_json) as out:
         from serai.runtime.bench.faults import bench_faults
 

@@ -112,7 +112,12 @@ def gc(
 
 def fsck(
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Make the index anew from the other files first; for one that is lost.")
+        bool,
+        typer.Option(
+            "--rebuild",
+            help="Make the index anew from the other files first; for one that is lost. States that were set aside "
+            "since their first step failed count as usable again until it fails again.",
+        ),
     ] = False,
     keep_orphans: Annotated[
         bool, typer.Option("--keep-orphans", help="Only name the files that belong to nothing.")

@@ -15,18 +15,17 @@ import pytest
 from serai.checkpoints.snapshot import LatentType
 from serai.kernels import compile as kernels
 from serai.runtime import SamplingParams, Session, open_runtime
+from serai.runtime.bench.killed import PROMPT, TOKENS, go
 from serai.runtime.bench.tiny import TINY_K3, TINY_LINEAR, TinyModel, write_tiny_model
 from serai.runtime.checks.stepping import Stepper
 from serai.runtime.models.locate import BUILT_IN
 from serai.runtime.models.open_model import Precision, find_model, load_model
 from serai.runtime.state import StatePool, fill, kda_view, snapshot_of
 from tests.kernels.naive_model import Model, load
-from tests.runtime.resume_elsewhere import MIXED, steps_of, take
 from tests.shared import ROOT
 
 pytestmark = pytest.mark.anyio
 
-PROMPT = np.random.default_rng(1).integers(0, 1000, 200).tolist()
 SAMPLED = SamplingParams(temperature=0.8, seed=7, repetition_penalty=1.2, frequency_penalty=0.3, max_tokens=150)
 
 
@@ -47,21 +46,17 @@ async def test_pausing_at_any_boundary_changes_no_bit(model: Path, tmp_path: Pat
     async with open_runtime(model, budget="1GiB", store=tmp_path / "store", precision=precision) as rt:
         whole = await rt.session()
         await whole.append(PROMPT)
-        for part in MIXED:
-            if isinstance(part, SamplingParams):
-                await whole.generate(part).collect()
-            else:
-                await whole.append(part)
+        await go(whole, 0, TOKENS)
         expected = whole.tokens()
-        assert len(expected) == len(PROMPT) + 300
+        assert len(expected) == len(PROMPT) + TOKENS == len(PROMPT) + 300
         walker = await rt.session()
         await walker.append(PROMPT)
-        for step in steps_of(MIXED):
+        for at in range(TOKENS):
             logits.append(await walker.logits())
             points.append((await walker.pause()).id)
             walker = await rt.resume(points[-1])
-            await take(walker, step)
-    np.savez(tmp_path / "walk.npz", points=points, logits=np.array(logits), expected=expected, prompt=len(PROMPT))
+            await go(walker, at, at + 1)
+    np.savez(tmp_path / "walk.npz", points=points, logits=np.array(logits), expected=expected)
     elsewhere = [sys.executable, "-m", "tests.runtime.resume_elsewhere", str(model), str(tmp_path), precision.value]
     done = await anyio.run_process(elsewhere, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr.decode()
