@@ -6,6 +6,7 @@ is found again is what the server does (`serai.runtime.server`), so an agent mov
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, get_args
 
 import anyio
@@ -31,6 +32,7 @@ from openai.types.responses import Response, ResponsePromptParam, ResponseStream
 
 from serai.runtime.errors import SeraiError
 from serai.runtime.runtime import Runtime
+from serai.runtime.server.callers import ANYBODY, Caller
 from serai.runtime.server.errors import ApiError
 from serai.runtime.server.options import ServerOptions
 from serai.runtime.server.responses_request import read_responses
@@ -90,7 +92,7 @@ class SeraiModel(Model):
         )
         with generation_span(model=self.model, disabled=tracing.is_disabled()) as span:
             try:
-                run = await self._service.runs.prepare(read_responses(body, self._namespace))
+                run = await self._service.runs.prepare(read_responses(body, self._caller()))
                 await self._service.runs.execute(run)
             except (SeraiError, ApiError) as error:
                 raise _told(error) from error
@@ -125,7 +127,7 @@ class SeraiModel(Model):
         put, take = anyio.create_memory_object_stream[Mapping[str, Any]](AHEAD)
         with generation_span(model=self.model, disabled=tracing.is_disabled()) as span:
             try:
-                run = await self._service.runs.prepare(read_responses(body, self._namespace))
+                run = await self._service.runs.prepare(read_responses(body, self._caller()))
                 await self._service.tasks.start(self._write, run, put)
             except (SeraiError, ApiError) as error:
                 put.close()
@@ -142,20 +144,23 @@ class SeraiModel(Model):
                         }
                     yield event
             finally:
-                run.emit = None  # nobody listens any more
+                run.hear = None  # nobody listens any more
                 with anyio.CancelScope(shield=True):
                     await run.cancel()
                 take.close()
+
+    def _caller(self) -> Caller:
+        return Caller(replace(ANYBODY, namespace=self._namespace), anyio.current_time())
 
     async def _write(
         self, run: Run, put: ObjectSendStream[Mapping[str, Any]], *, task_status: Any = anyio.TASK_STATUS_IGNORED
     ) -> None:
         """The task that writes a response: the service's own, because a generator must not hold a task group open."""
 
-        async def emit(_: str | None, told: Mapping[str, Any]) -> None:
+        async def hear(told: Mapping[str, Any], _: bytes) -> None:
             await put.send(told)
 
-        run.emit = emit
+        run.hear = hear
         async with put:
             await self._service.runs.execute(run, task_status=task_status)
 

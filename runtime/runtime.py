@@ -81,6 +81,11 @@ class Runtime:
         return self._services.driver.refusal
 
     @property
+    def is_stepping(self) -> bool:
+        """Whether the engine is at a step now."""
+        return self._services.driver.is_stepping
+
+    @property
     def waiting_calls(self) -> int:
         """Calls that the engine has to finish."""
         return self._services.driver.waiting

@@ -66,16 +66,38 @@ class Held:
     """What the process holds while nobody asks for anything."""
 
     sessions: int
+    states_without_holder: str
     work: int
     tasks: int
+    files: int
     rss_bytes: int
+    other_bytes: int
+    """Resident memory beside the states that the budget accounts for: those kept for reuse grow up to it by intent."""
 
     @classmethod
     def by(cls, service: Service) -> "Held":
         gc.collect()
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        sessions = len(service.runtime.status().sessions)
-        return cls(sessions, service.active, len(asyncio.all_tasks()), pages * 4096)
+        status = service.runtime.status()
+        budget = status.budget
+        return cls(
+            sessions=len(status.sessions),
+            states_without_holder=_without_holder(service.runtime),
+            work=service.active + status.work.waiting_calls + status.work.waiting_for_memory,
+            tasks=len(asyncio.all_tasks()),
+            files=len(list(Path("/proc/self/fd").iterdir())),
+            rss_bytes=pages * 4096,
+            other_bytes=pages * 4096 - budget.live_bytes - budget.kept_bytes - budget.spare_bytes,
+        )
+
+
+def _without_holder(runtime: Runtime) -> str:
+    """What the ledger says of states in memory that belong to no session, nor to those kept for reuse."""
+    try:
+        runtime.check()
+    except AssertionError as error:
+        return str(error) or "some"
+    return "promised bytes" if runtime.status().budget.reserved_bytes else ""
 
 
 def bench_server(folder: Path, *, quick: bool, tell: Callable[[str], None]) -> Report:
@@ -142,6 +164,7 @@ async def _settled(service: Service) -> Held:
     with anyio.move_on_after(30):
         await service.wait_idle()
     await service.sessions.tidy()
+    await service.runtime.settle()
     await anyio.sleep(1.0)  # connections close behind their clients
     return Held.by(service)
 
@@ -157,11 +180,14 @@ def _report(
 ) -> Report:
     health_ms = sorted(1000 * one for one in seen["health_s"])
     p99_ms = health_ms[int(0.99 * (len(health_ms) - 1))]
-    grown = after.rss_bytes / before.rss_bytes - 1
+    grown = (after.other_bytes - before.other_bytes) / before.rss_bytes
+    memory = f"RSS {after.rss_bytes / before.rss_bytes - 1:+.1%}, beside states {grown:+.1%}"
     kinds = {
         "sessions": after.sessions > before.sessions,
-        "requests at work": after.work > 0,
+        "states": bool(after.states_without_holder),
+        "calls at work": after.work > 0,
         "tasks": after.tasks > before.tasks,
+        "open files": after.files > before.files,
         "memory": grown > MEMORY_SLACK,
     }
     leaked = [name for name, leaks in kinds.items() if leaks]
@@ -180,7 +206,7 @@ def _report(
                 "kinds",
                 "= 0",
                 not leaked,
-                f"{came}; leaked: {leaked or 'nothing'}; RSS {grown:+.1%}",
+                f"{came}; leaked: {leaked or 'nothing'} {after.states_without_holder}; {memory}",
             ),
             Claim.below("health_p99_ms", p99_ms, "ms", 50.0, f"{len(health_ms)} requests beside {came}"),
             Claim("fairness", index, "", ">= 0.9", index >= 0.9, f"Jain's index of the steady ones' tokens; {how}"),
@@ -193,5 +219,13 @@ def _report(
                 f"{inside:.0f} tokens/s of {CLIENTS} sessions, {outside:.0f} of {CLIENTS} clients; {how}",
             ),
         ),
-        ({"inside_tokens_s": inside, "outside_tokens_s": outside, "visits": seen["left"], "rss_growth": grown},),
+        (
+            {
+                "inside_tokens_s": inside,
+                "outside_tokens_s": outside,
+                "visits": seen["left"],
+                "memory_growth": grown,
+                "leaked": leaked,
+            },
+        ),
     )

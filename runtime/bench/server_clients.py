@@ -1,7 +1,7 @@
 """The clients of `serai bench server`, in a process of their own: `python -m serai.runtime.bench.server_clients`.
 
-Steady ones stream completions, a token an event; restless ones leave, cancel or stop reading, drawn from a seed. All
-stop after the given time. What they saw is printed as one JSON object.
+Steady ones stream completions, a token an event; restless ones leave, cancel, read slowly or not at all, drawn from a
+seed. All stop after the given time. What they saw is printed as one JSON object.
 """
 
 import asyncio
@@ -50,13 +50,15 @@ class Swarm:
     async def _restless(self, chance: random.Random) -> None:
         while self._rest_s > 0:
             patience_s = min(chance.expovariate(2.0), self._rest_s)
-            kind = chance.choice(["leave", "leave early", "stop reading", "cancel"])
+            kind = chance.choice(["leave", "leave early", "read slowly", "stop reading", "cancel"])
             body: dict[str, Any] = {"model": "m", "input": "x" * chance.randrange(1, 300), "store": False}
             body |= {"max_output_tokens": 2_000, "stream": True, "background": kind == "cancel"}
             reader, writer = await self._send("POST", "/v1/responses", body)
             try:
                 if kind == "stop reading":
                     await asyncio.sleep(patience_s)
+                elif kind == "read slowly":
+                    await self._dawdle(reader, patience_s)
                 elif kind != "leave early":
                     id_ = await self._read_for(reader, patience_s)
                     if kind == "cancel" and id_ is not None:
@@ -79,6 +81,13 @@ class Swarm:
         except TimeoutError:
             pass
         return id_
+
+    async def _dawdle(self, reader: asyncio.StreamReader, seconds: float) -> None:
+        """Take 100 bytes a tenth of a second: an event has several times that, and ten come in that time."""
+        for _ in range(int(10 * seconds)):
+            if not await reader.read(100):
+                return
+            await asyncio.sleep(0.1)
 
     async def _health(self) -> None:
         while self._rest_s > 0:

@@ -55,6 +55,10 @@ def serve(
     api_key: Annotated[
         list[str] | None, typer.Option("--api-key", envvar="SERAI_API_KEY", help="Repeat for several clients.")
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="An option as in the file's table."),
+    ] = None,
     config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Options as TOML.")] = None,
     store: Annotated[
         Path | None,
@@ -80,7 +84,7 @@ def serve(
         from serai.runtime.errors import BadParameter
 
         try:
-            from serai.runtime.server.options import SERVER_TABLE, ServerOptions, read_options_file
+            from serai.runtime.server.options import SERVER_TABLE, ServerOptions, parse_setting, read_options_file
             from serai.runtime.server.running import address_of, listen, run_server
         except ModuleNotFoundError as error:
             raise BadParameter(f"serving needs {error.name}; install it with: pip install 'serai[server]'") from None
@@ -94,6 +98,8 @@ def serve(
         if unknown or not isinstance(table, dict):
             wrong = unknown[0] if unknown else SERVER_TABLE
             raise BadParameter(f"{wrong!r} is no option there; above [{SERVER_TABLE}] stand {', '.join(MODEL_OPTIONS)}")
+        for setting in settings or ():
+            table |= parse_setting(setting)
         flags = {"host": host, "port": port, "api_keys": api_key or None, "log_level": log_level}
         options = ServerOptions.of(table | {name: value for name, value in flags.items() if value is not None})
         if options.log_level not in LEVELS:

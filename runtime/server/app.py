@@ -1,26 +1,27 @@
 """The routes, and what every request passes first: its key, its size, its place among those at work."""
 
-import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
-from blake3 import blake3
+import anyio
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serai.runtime.runtime import Runtime
 from serai.runtime.server import completions, extensions, responses, watching
+from serai.runtime.server.callers import ANYBODY, Caller, Keys
 from serai.runtime.server.chat_output import ChatAnswer
 from serai.runtime.server.chat_request import read_chat
 from serai.runtime.server.errors import ApiError
+from serai.runtime.server.json_answers import JSONResponse
 from serai.runtime.server.metrics import StatusCollector
 from serai.runtime.server.options import ServerOptions, is_loopback
-from serai.runtime.server.requests import namespace_of, read_body
+from serai.runtime.server.requests import caller_of, read_body
 from serai.runtime.server.service import Service, at_service
 from serai.runtime.server.streams import error_response, whole
 
@@ -67,7 +68,7 @@ def make_app(service: Service) -> Starlette:
     routes = [Route(path, _guarded(service, path, endpoint), methods=[method]) for method, path, endpoint in table]
     app = Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
     app.state.service = service
-    app.add_middleware(KeyCheck, api_keys=service.options.api_keys)
+    app.add_middleware(KeyCheck, keys=Keys(service.options.all_keys))
     return app
 
 
@@ -91,36 +92,29 @@ async def _no_route(request: Request, error: Exception) -> Response:
 class KeyCheck:
     """Lets through who sends one of the keys, compared in constant time, and tells requests of different keys apart."""
 
-    def __init__(self, app: ASGIApp, api_keys: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
         self._app = app
-        self._keys = [(key.encode(), f"key-{blake3(key.encode()).hexdigest(8)}") for key in api_keys]
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope.setdefault("state", {})["namespace"] = ""
+            state, key = scope.setdefault("state", {}), ANYBODY
             if self._keys and scope["path"] not in OPEN_PATHS:
                 header = dict(scope["headers"]).get(b"authorization")
-                namespace = self._namespace(header or b"")
-                if header is None and scope["path"] in FIGURE_PATHS and _is_local(scope):
-                    scope["state"]["has_no_key"] = True
-                    namespace = ""
-                if namespace is None:
+                holder = self._keys.holder(header or b"")
+                if holder is not None:
+                    key = holder
+                elif header is None and scope["path"] in FIGURE_PATHS and _is_local(scope):
+                    state["has_no_key"] = True
+                else:
                     error = ApiError(
                         401, "send one of the server's keys as Authorization: Bearer KEY", "invalid_api_key"
                     )
                     error.headers["WWW-Authenticate"] = "Bearer"
                     await error_response(error)(scope, receive, send)
                     return
-                scope["state"]["namespace"] = namespace
+            state["caller"] = Caller(key, anyio.current_time())
         await self._app(scope, receive, send)
-
-    def _namespace(self, header: bytes) -> str | None:
-        given = header[7:].strip() if header[:7].lower() == b"bearer " else b""
-        found = None
-        for key, namespace in self._keys:  # every key is compared, so that time tells nothing
-            if hmac.compare_digest(key, given):
-                found = namespace
-        return found
 
 
 def _is_local(scope: Scope) -> bool:
@@ -178,10 +172,10 @@ async def one_model(service: Service, request: Request) -> Response:
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
-    namespace = namespace_of(request)
+    caller = caller_of(request)
     stored = service.options.stored_chats
-    asked = await read_body(service, request, lambda body: read_chat(body, namespace, stored=stored))
+    asked = await read_body(service, request, lambda body: read_chat(body, caller, stored=stored))
     answer = ChatAnswer(service, asked, asked.model or service.runtime.facts.name)
     if asked.stream:
-        return service.stream(answer.stream)
+        return service.stream(lambda wire: answer.stream(wire.emit))
     return await whole(request, answer.whole)

@@ -24,6 +24,7 @@ from serai.runtime.server.sessions import Sessions
 from serai.runtime.server.writing import Writer
 from serai.runtime.sessions.contents import ENCODE_INLINE_CHARACTERS, Appended
 from serai.runtime.sessions.conversation import CURSOR_KEY, LEAST_SHARED_TOKENS, REPLY_KEY, call_ids
+from serai.runtime.sessions.deadline import met
 from serai.runtime.sessions.session import Session
 
 log = logging.getLogger(__name__)
@@ -190,26 +191,27 @@ class Asking:
         if begun is not None:
             await begun(length)
         async with AsyncExitStack() as stack:
-            session, replayed = await self._session(ask, place)
-            stack.push_async_callback(sessions.end, session, erase=not ask.store)
-            reused = start - replayed
             reply = uuid4().hex
             metadata = {CURSOR_KEY: prompt.prompted.to_json(), REPLY_KEY: reply}
             before = None
-            messages_left = prompt.messages
-            if prompt.shared >= LEAST_SHARED_TOKENS:
-                opened = {CURSOR_KEY: prompt.opened.to_json()}
-                reused += (await self._read(session, ask, prompt.messages[: prompt.shared], opened)).reused
-                messages_left = prompt.messages[prompt.shared :]
-            ids = np.concatenate([messages_left, prompt.prompt])
-            if len(prompt.plain) and ask.notes != NO_NOTES:
-                after = {CURSOR_KEY: prompt.after_messages.to_json()}
-                reused += (await self._read(session, ask, messages_left, after)).reused
-                if session.position:
-                    before = await sessions.branch(session, None)
-                    stack.push_async_callback(sessions.end, before, erase=not ask.store)
-                ids = prompt.prompt
-            reused += (await self._read(session, ask, ids, metadata)).reused
+            with met(ask.deadline, "the request"):
+                session, replayed = await self._session(ask, place)
+                stack.push_async_callback(sessions.end, session, erase=not ask.store)
+                reused = start - replayed
+                messages_left = prompt.messages
+                if prompt.shared >= LEAST_SHARED_TOKENS:
+                    opened = {CURSOR_KEY: prompt.opened.to_json()}
+                    reused += (await self._read(session, ask, prompt.messages[: prompt.shared], opened)).reused
+                    messages_left = prompt.messages[prompt.shared :]
+                ids = np.concatenate([messages_left, prompt.prompt])
+                if len(prompt.plain) and ask.notes != NO_NOTES:
+                    after = {CURSOR_KEY: prompt.after_messages.to_json()}
+                    reused += (await self._read(session, ask, messages_left, after)).reused
+                    if session.position:
+                        before = await sessions.branch(session, None)
+                        stack.push_async_callback(sessions.end, before, erase=not ask.store)
+                    ids = prompt.prompt
+                reused += (await self._read(session, ask, ids, metadata)).reused
             usage = Usage(prompt=length, cached=reused)
             asked = Asked(ask, sessions, chain, prompt, usage, place_id or new_id(), grammar)
             asked.add(session, before, gates, reply)

@@ -194,7 +194,7 @@ def usage_json(usage: Usage) -> dict[str, Any]:
 
 
 def logprob_json(token: Token, tokenizer: Tokenizer) -> dict[str, Any]:
-    """A token with its logprob and its likeliest alternatives. JSON has no -Infinity; OpenAI writes -9999 for it."""
+    """A token with its logprob and its likeliest alternatives."""
     top = token.top_logprobs or {}
     return {
         **_one(token.id, token.logprob, tokenizer),
@@ -204,5 +204,9 @@ def logprob_json(token: Token, tokenizer: Tokenizer) -> dict[str, Any]:
 
 def _one(token: int, logprob: float | None, tokenizer: Tokenizer) -> dict[str, Any]:
     spelled = tokenizer.token_bytes(token, control=True)
-    value = -9999.0 if logprob is None or logprob == float("-inf") else logprob
-    return {"token": spelled.decode("utf-8", "replace"), "logprob": value, "bytes": list(spelled)}
+    return {"token": spelled.decode("utf-8", "replace"), "logprob": told_logprob(logprob), "bytes": list(spelled)}
+
+
+def told_logprob(logprob: float | None) -> float:
+    """JSON has no -Infinity; OpenAI writes -9999 for it."""
+    return -9999.0 if logprob is None or logprob == float("-inf") else logprob

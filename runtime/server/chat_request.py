@@ -18,6 +18,7 @@ from serai.runtime.server.ask import (
     read_tool_choice,
     with_format,
 )
+from serai.runtime.server.callers import Caller
 from serai.runtime.server.errors import invalid
 from serai.runtime.server.fields import Fields
 
@@ -33,7 +34,7 @@ class ChatRequest:
     logprobs: bool
 
 
-def read_chat(body: Mapping[str, Any], namespace: str, *, stored: bool) -> ChatRequest:
+def read_chat(body: Mapping[str, Any], caller: Caller, *, stored: bool) -> ChatRequest:
     """Unknown fields are ignored, as OpenAI's own clients expect of servers; wrong ones are a 400 naming the field."""
     fields = Fields(body)
     if not isinstance(fields.get("messages"), list) or not body["messages"]:
@@ -45,11 +46,15 @@ def read_chat(body: Mapping[str, Any], namespace: str, *, stored: bool) -> ChatR
     if top is not None and not logprobs:
         raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
     max_tokens = read_max_tokens(fields)
+    messages = read_messages(body["messages"])
+    for place, message in enumerate(messages):
+        read_declared_tools(message.tools, f"messages[{place}].tools")
     options = fields.object("stream_options")
+    priority, deadline = caller.urgency(fields)
     return ChatRequest(
         ask=Ask(
-            namespace=namespace,
-            messages=read_messages(body["messages"]),
+            namespace=caller.namespace,
+            messages=messages,
             setting=setting,
             notes=with_format(choice.notes, fields.object("response_format")),
             params=read_params(fields, max_tokens=max_tokens, logprobs=(top or 0) if logprobs else None),
@@ -58,6 +63,8 @@ def read_chat(body: Mapping[str, Any], namespace: str, *, stored: bool) -> ChatR
             choices=fields.integer("n", 1, MAX_CHOICES) or 1,
             store=fields.flag("store", stored),
             choice=choice,
+            priority=priority,
+            deadline=deadline,
         ),
         model=fields.text("model"),
         stream=fields.flag("stream", False),

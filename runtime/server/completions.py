@@ -1,5 +1,6 @@
 """`/v1/completions`, `/tokenize` and `/detokenize`: text without messages."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -10,18 +11,22 @@ import anyio
 import anyio.to_thread
 import numpy as np
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from serai.checkpoints.names import new_id
+from serai.runtime.errors import DeadlineMissed
 from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.server.ask import LARGEST, MAX_CHOICES, read_params, read_stops
 from serai.runtime.server.asking import Usage
-from serai.runtime.server.chat_output import usage_json
+from serai.runtime.server.callers import Caller
+from serai.runtime.server.chat_output import told_logprob, usage_json
 from serai.runtime.server.errors import invalid
 from serai.runtime.server.fields import Fields
-from serai.runtime.server.requests import namespace_of, read_body
+from serai.runtime.server.json_answers import JSONResponse
+from serai.runtime.server.requests import caller_of, read_body
 from serai.runtime.server.service import Service
 from serai.runtime.server.streams import Emit, whole
+from serai.runtime.sessions.deadline import Deadline
 from serai.runtime.sessions.generation import FinishReason, Token
 from serai.runtime.sessions.session import Session
 
@@ -36,6 +41,8 @@ class CompletionRequest:
     """`prompts` are texts or lists of token ids."""
 
     namespace: str
+    priority: int
+    deadline: Deadline | None
     prompts: tuple[str | tuple[int, ...], ...]
     params: SamplingParams
     choices: int
@@ -45,14 +52,17 @@ class CompletionRequest:
     model: str | None
 
 
-def read_completion(body: Mapping[str, Any], namespace: str) -> CompletionRequest:
+def read_completion(body: Mapping[str, Any], caller: Caller) -> CompletionRequest:
     fields = Fields(body)
     fields.need_text("model")
     max_tokens = fields.integer("max_tokens", 1, LARGEST) or DEFAULT_TOKENS
     options = fields.object("stream_options")
     params = read_params(fields, max_tokens=max_tokens, logprobs=fields.integer("logprobs", 0, 5))
+    priority, deadline = caller.urgency(fields)
     return CompletionRequest(
-        namespace=namespace,
+        namespace=caller.namespace,
+        priority=priority,
+        deadline=deadline,
         prompts=_prompts(fields),
         params=replace(params, stop=read_stops(fields)),
         choices=fields.integer("n", 1, MAX_CHOICES) or 1,
@@ -79,7 +89,7 @@ def _prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
 
 
 def _are_ids(value: list[Any]) -> bool:
-    return all(isinstance(one, int) and not isinstance(one, bool) for one in value)
+    return all(isinstance(one, int) and not isinstance(one, bool) and abs(one) < 2**63 for one in value)
 
 
 class TextAnswer:
@@ -127,6 +137,14 @@ class TextAnswer:
                     tasks.start_soon(one, index, session)
             if failed:
                 raise failed[0]
+            deadline = self._request.deadline
+            if deadline is not None and not self._output_tokens:
+                raise DeadlineMissed(what="the reply", left_s=deadline.allowed_s)
+            for index, finish in enumerate(self._finishes):
+                if finish is None:  # its deadline came
+                    self._finishes[index] = "length"
+                    if emit is not None:
+                        await emit(None, self._chunk(index, "", []))
             self._service.metrics.count(self._usage)
             if emit is not None and self._request.include_usage:
                 await emit(None, {**self._head(), "choices": [], "usage": usage_json(self._usage)})
@@ -149,7 +167,7 @@ class TextAnswer:
         self._prompt_tokens += len(ids)
         session = await service.sessions.begin(request.namespace)
         stack.push_async_callback(service.sessions.end, session, erase=True)
-        await session.append(ids)
+        await session.append(ids, priority=request.priority, deadline_s=_left_s(request.deadline))
         result = [session]
         for choice in range(1, request.choices):
             result.append(await service.sessions.branch(session, choice))
@@ -163,10 +181,13 @@ class TextAnswer:
     async def _write(self, index: int, session: Session, emit: Emit | None) -> None:
         if emit is not None and self._texts[index]:
             await emit(None, self._chunk(index, self._texts[index], []))
-        generation = session.generate(self._request.params)
+        request = self._request
+        generation = session.generate(request.params, priority=request.priority, deadline_s=_left_s(request.deadline))
         async with aclosing(generation):
             while True:
-                await self._service.engine_gate.wait()
+                if not self._service.engine_gate.is_open:
+                    with anyio.CancelScope(deadline=math.inf if request.deadline is None else request.deadline.at_s):
+                        await self._service.engine_gate.wait()
                 try:
                     token = await anext(generation)
                 except StopAsyncIteration:
@@ -205,9 +226,10 @@ class TextAnswer:
         spell = self._spell
         return {
             "tokens": [spell(token.id) for token in tokens],
-            "token_logprobs": [token.logprob for token in tokens],
+            "token_logprobs": [told_logprob(token.logprob) for token in tokens],
             "top_logprobs": [
-                {spell(id_): value for id_, value in (token.top_logprobs or {}).items()} for token in tokens
+                {spell(id_): told_logprob(value) for id_, value in (token.top_logprobs or {}).items()}
+                for token in tokens
             ],
             "text_offset": [],
         }
@@ -217,10 +239,10 @@ class TextAnswer:
 
 
 async def completions(service: Service, request: Request) -> Response:
-    namespace = namespace_of(request)
-    asked = await read_body(service, request, lambda body: read_completion(body, namespace))
+    caller = caller_of(request)
+    asked = await read_body(service, request, lambda body: read_completion(body, caller))
     answer = TextAnswer(service, asked)
-    return service.stream(answer.stream) if asked.stream else await whole(request, answer.whole)
+    return service.stream(lambda wire: answer.stream(wire.emit)) if asked.stream else await whole(request, answer.whole)
 
 
 async def tokenize(service: Service, request: Request) -> Response:
@@ -237,6 +259,10 @@ async def detokenize(service: Service, request: Request) -> Response:
         raise AssertionError("a chat format has a tokenizer")
     text = await anyio.to_thread.run_sync(lambda: tokenizer.decode(ids, control=True))
     return JSONResponse({"prompt": text})
+
+
+def _left_s(deadline: Deadline | None) -> float | None:
+    return None if deadline is None else max(deadline.left_s, 0.0)
 
 
 def _read_ids(body: Mapping[str, Any]) -> list[int]:

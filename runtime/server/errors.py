@@ -13,6 +13,7 @@ from serai.runtime.errors import (
     NameInvalid,
     NodeInUse,
     OutOfBudget,
+    OverQuota,
     PromptTooLong,
     SeraiError,
     SessionBusy,
@@ -22,6 +23,9 @@ from serai.runtime.errors import (
     TooManyWaiting,
     WaitedTooLong,
 )
+
+MOST_CHARACTERS = 1_000
+"""Of a message: it may repeat a value that the client sent, of any size."""
 
 RETRY_AFTER_S = 5
 """A turn of a typical agent takes seconds on a processor; asking again sooner only meets the same queue."""
@@ -48,7 +52,9 @@ class ApiError(Exception):
         return "invalid_request_error" if self.status < 500 else "server_error"
 
     def body(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+        whole = self.message
+        message = whole if len(whole) <= MOST_CHARACTERS else f"{whole[:MOST_CHARACTERS]}…"
+        return {"error": {"message": message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def __str__(self) -> str:
         return self.message
@@ -89,6 +95,8 @@ def api_error(error: Exception) -> ApiError:
             return invalid(None, str(error), "context_length_exceeded")
         case BadParameter() | NameInvalid():
             return invalid(None, str(error))
+        case OverQuota():
+            return ApiError(429, str(error), "over_quota", headers={"Retry-After": str(RETRY_AFTER_S)})
         case TooManyWaiting() | WaitedTooLong() | OutOfBudget():
             return busy(str(error))
         case DeadlineMissed():

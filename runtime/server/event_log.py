@@ -1,9 +1,7 @@
 """The events of one response, kept for whoever attaches later."""
 
-import json
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator
 
 import anyio
 
@@ -17,7 +15,7 @@ class EventLog:
     """Grows until `end`. Beyond `MAX_LOG_BYTES` the oldest events are let go, and who asks for those is told."""
 
     def __init__(self, max_bytes: int = MAX_LOG_BYTES) -> None:
-        self._events: deque[tuple[int, Mapping[str, Any]]] = deque()
+        self._events: deque[bytes] = deque()
         self._bytes = 0
         self._max_bytes = max_bytes
         self._first = 0
@@ -25,15 +23,15 @@ class EventLog:
         self._changed = anyio.Event()
 
     @property
-    def bytes(self) -> int:
+    def held_bytes(self) -> int:
         return self._bytes
 
-    def add(self, told: Mapping[str, Any]) -> None:
-        size = len(json.dumps(told))
-        self._events.append((size, told))
-        self._bytes += size
+    def add(self, line: bytes) -> None:
+        """The next event, as it goes over the wire. Its place here is its sequence number."""
+        self._events.append(line)
+        self._bytes += len(line)
         while self._bytes > self._max_bytes and len(self._events) > 1:
-            self._bytes -= self._events.popleft()[0]
+            self._bytes -= len(self._events.popleft())
             self._first += 1
         self._wake()
 
@@ -42,7 +40,7 @@ class EventLog:
         self._ended = True
         self._wake()
 
-    async def after(self, sequence: int) -> AsyncGenerator[Mapping[str, Any], None]:
+    async def after(self, sequence: int) -> AsyncGenerator[bytes, None]:
         """The events after that sequence number, then each new one as it comes, to the end."""
         wanted = sequence + 1
         while True:
@@ -52,7 +50,7 @@ class EventLog:
                     f"events up to {self._first - 1} are not kept any more; start after that, or get it whole",
                 )
             while wanted - self._first < len(self._events):
-                yield self._events[wanted - self._first][1]
+                yield self._events[wanted - self._first]
                 wanted += 1
                 if wanted < self._first:
                     break

@@ -6,12 +6,13 @@ from typing import Any
 
 import anyio.to_thread
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from serai.checkpoints.names import new_id
 from serai.checkpoints.store import Store
 from serai.runtime.server.errors import ApiError, invalid
 from serai.runtime.server.fields import Fields
+from serai.runtime.server.json_answers import JSONResponse
 from serai.runtime.server.places import Place
 from serai.runtime.server.requests import namespace_of, read_body
 from serai.runtime.server.responses_request import PREFIX, place_of

@@ -90,9 +90,15 @@ class Fields:
         value = self.values.get(name)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(name, "a finite number")
-        return value
+        try:
+            number = float(value)
+        except OverflowError:  # JSON has integers of any size
+            number = math.inf
+        if not math.isfinite(number):
+            raise self.wrong(name, "a finite number")
+        return number
 
     def objects(self, name: str) -> list[dict[str, Any]]:
         value = self.values.get(name)

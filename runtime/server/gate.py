@@ -32,7 +32,11 @@ class Gates:
     def __init__(self, *gates: Gate) -> None:
         self._gates = gates
 
+    @property
+    def are_open(self) -> bool:
+        return all(gate.is_open for gate in self._gates)
+
     async def wait(self) -> None:
-        while not all(gate.is_open for gate in self._gates):
+        while not self.are_open:
             for gate in self._gates:
                 await gate.wait()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from serai.runtime.errors import BadParameter
+from serai.runtime.server.callers import Key, quotas_of
 
 UNIX = "unix:"
 
@@ -19,6 +20,7 @@ class ServerOptions:
     host, port            where to listen; only on this machine unless a key is asked for. A host unix:PATH is a
                           socket that only this user can reach
     api_keys              keys clients must send as `Authorization: Bearer KEY`; each has sessions of its own
+    keys                  further keys, each with its namespace, quota, priority and deadline (`callers.Key`)
     log_level             of uvicorn and of serai
     max_request_bytes     larger request bodies are refused (413)
     max_active            requests at work at a time; further ones are refused (429)
@@ -27,6 +29,7 @@ class ServerOptions:
     unstored_ttl_s        how long a response that is not to be stored can be gone on from
     keep_alive_s          a comment is sent on a stream that has been silent for so long
     slow_reader_s         a client that takes nothing for so long is let go
+    arrive_s              a request that has not come whole after so long is given up
     early_headers_s       a stream's headers wait this long for its first event, so that errors get their own status
     stall_s               an engine that finishes no step for so long is reported dead
     shutdown_s            replies under way may go on for so long when the server is told to end
@@ -37,6 +40,7 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8080
     api_keys: tuple[str, ...] = ()
+    keys: tuple[Key, ...] = ()
     log_level: str = "info"
     max_request_bytes: int = 32 << 20
     max_active: int = 256
@@ -45,6 +49,7 @@ class ServerOptions:
     unstored_ttl_s: float = 300.0
     keep_alive_s: float = 10.0
     slow_reader_s: float = 60.0
+    arrive_s: float = 60.0
     early_headers_s: float = 1.0
     stall_s: float = 120.0
     shutdown_s: float = 10.0
@@ -52,20 +57,27 @@ class ServerOptions:
     open_responses_names: bool = False
 
     def __post_init__(self) -> None:
-        if not self.api_keys and self.socket_path is None and not is_loopback(self.host):
+        if not self.all_keys and self.socket_path is None and not is_loopback(self.host):
             raise BadParameter(
                 f"host is {self.host}, which others can reach, and no key is set; give --api-key, or use 127.0.0.1"
             )
-        if any(len(key) < 1 or not key.isascii() or not key.isprintable() for key in self.api_keys):
-            raise BadParameter("an API key must be printable ASCII of at least one character")
+        secrets = [key.secret for key in self.all_keys]
+        if len(set(secrets)) < len(secrets):
+            raise BadParameter("the same API key is given twice; give each client its own")
+        quotas_of(self.all_keys)  # raises for two that contradict each other
         if not 0 <= self.port <= 65_535:
             raise BadParameter(f"port is {self.port}, but must be from 0 to 65535")
         for name in ("max_request_bytes", "max_active", "max_active_per_key", "keep_hot"):
             if getattr(self, name) < 1:
                 raise BadParameter(f"{name} is {getattr(self, name)}, but must be at least 1")
-        for name in ("unstored_ttl_s", "keep_alive_s", "slow_reader_s", "early_headers_s", "stall_s", "shutdown_s"):
+        for name in (one.name for one in fields(self) if one.name.endswith("_s")):
             if not getattr(self, name) >= 0:
                 raise BadParameter(f"{name} is {getattr(self, name)}, but must be 0 or more")
+
+    @property
+    def all_keys(self) -> tuple[Key, ...]:
+        """Every key that opens the server; without any, whoever reaches it may ask."""
+        return (*map(Key.plain, self.api_keys), *self.keys)
 
     @property
     def socket_path(self) -> str | None:
@@ -80,7 +92,7 @@ class ServerOptions:
         for name, value in given.items():
             if name not in known:
                 raise BadParameter(f"{name!r} is no option of the server; there are {', '.join(sorted(known))}")
-            values[name] = _typed(name, value, known[name].default)
+            values[name] = _keys(value) if name == "keys" else _typed(name, value, known[name].default)
         return cls(**values)
 
 
@@ -96,6 +108,23 @@ def read_options_file(path: Path) -> dict[str, Any]:
         raise BadParameter(f"the options file {path} can't be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadParameter(f"the options file {path} is no TOML: {error}") from None
+
+
+def parse_setting(text: str) -> dict[str, Any]:
+    """One option as it could stand in a file's table, `NAME = VALUE`; text that is no TOML value is itself."""
+    name, _, value = text.partition("=")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        if not name.strip() or not value:
+            raise BadParameter(f"{text!r:.80} sets nothing; write NAME=VALUE") from None
+        return {name.strip(): value.strip()}
+
+
+def _keys(value: object) -> tuple[Key, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(one, Mapping) for one in value):
+        raise BadParameter("keys must be tables: [[server.keys]] with key or key_env, and what else the key has")
+    return tuple(map(Key.of, value))
 
 
 def _typed(name: str, value: object, default: object) -> object:

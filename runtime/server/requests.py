@@ -3,9 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import anyio
 import anyio.to_thread
 from starlette.requests import Request
 
+from serai.runtime.server.callers import Caller
 from serai.runtime.server.errors import ApiError
 from serai.runtime.server.fields import read_object
 from serai.runtime.server.service import Service
@@ -16,10 +18,15 @@ INLINE_BYTES = 32_768
 """Reading so much JSON takes under a millisecond; more is read in a worker thread."""
 
 
+def caller_of(request: Request) -> Caller:
+    """Who sent the request."""
+    caller: Caller = request.state.caller
+    return caller
+
+
 def namespace_of(request: Request) -> str:
     """Whose sessions the request may see."""
-    namespace: str = request.state.namespace
-    return namespace
+    return caller_of(request).namespace
 
 
 def has_no_key(request: Request) -> bool:
@@ -35,11 +42,16 @@ async def read_body(service: Service, request: Request, read: Callable[[Mapping[
         raise _too_large(int(announced), limit)
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise _too_large(size, limit)
-        parts.append(part)
+    try:
+        with anyio.fail_after(service.options.arrive_s):
+            async for part in request.stream():
+                size += len(part)
+                if size > limit:
+                    raise _too_large(size, limit)
+                parts.append(part)
+    except TimeoutError:
+        waited_s = service.options.arrive_s
+        raise ApiError(408, f"the request had not come whole after {waited_s:g} s", "request_timeout") from None
     body = b"".join(parts)
     if size <= INLINE_BYTES:
         return read(read_object(body))

@@ -7,31 +7,34 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any
 
+import anyio.lowlevel
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from serai.runtime.server.errors import ApiError, invalid, response_not_found
+from serai.runtime.server.json_answers import JSONResponse
 from serai.runtime.server.places import Place
-from serai.runtime.server.requests import namespace_of, read_body
+from serai.runtime.server.requests import caller_of, namespace_of, read_body
 from serai.runtime.server.responses_request import PREFIX, place_of, read_responses
 from serai.runtime.server.runs import Run
 from serai.runtime.server.service import Service
-from serai.runtime.server.streams import Emit, whole
+from serai.runtime.server.streams import whole
+from serai.runtime.server.wire import Wire
 
 
 async def create(service: Service, request: Request) -> Response:
-    namespace = namespace_of(request)
-    asked = await read_body(service, request, lambda body: read_responses(body, namespace))
+    caller = caller_of(request)
+    asked = await read_body(service, request, lambda body: read_responses(body, caller))
     run = await service.runs.prepare(asked)
     if asked.background:
         await service.tasks.start(service.runs.execute, run)
         if asked.stream:
-            return service.stream(lambda emit: follow(run, -1, emit))
+            return service.stream(lambda wire: follow(run, -1, wire))
         return JSONResponse(run.document.document() | {"status": "queued"})
     if asked.stream:
 
-        async def produce(emit: Emit) -> None:
-            run.emit = emit
+        async def produce(wire: Wire) -> None:
+            run.hear = lambda _, line: wire.put(line)
             await service.runs.execute(run)
 
         return service.stream(produce)
@@ -45,11 +48,12 @@ async def create(service: Service, request: Request) -> Response:
     return await whole(request, answer)
 
 
-async def follow(run: Run, after: int, emit: Emit) -> None:
+async def follow(run: Run, after: int, wire: Wire) -> None:
     """The events of a response from outside: leaving doesn't disturb it."""
     async with aclosing(run.log.after(after)) as events:
-        async for told in events:
-            await emit(told["type"], told)
+        async for line in events:
+            await wire.put(line)
+            await anyio.lowlevel.checkpoint()  # those that are there already would hold the loop, thousands at once
 
 
 async def get(service: Service, request: Request) -> Response:
@@ -61,7 +65,7 @@ async def get(service: Service, request: Request) -> Response:
             raise invalid("stream", "the events of this response are not kept any more; get it without stream")
         chosen = run
         after = _starting_after(request)
-        return service.stream(lambda emit: follow(chosen, after, emit))
+        return service.stream(lambda wire: follow(chosen, after, wire))
     if run is not None and not run.ended.is_set():
         document: Mapping[str, Any] = run.document.document()
     else:
@@ -159,8 +163,8 @@ async def input_items(service: Service, request: Request) -> Response:
 
 async def input_tokens(service: Service, request: Request) -> Response:
     """How many tokens a request would have, without answering it."""
-    namespace = namespace_of(request)
-    asked = await read_body(service, request, lambda body: read_responses(body, namespace))
+    caller = caller_of(request)
+    asked = await read_body(service, request, lambda body: read_responses(body, caller))
     prepared = await service.runs.prepare(asked)
     count = await service.asking.count(prepared.request.ask)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": count})

@@ -18,8 +18,9 @@ from serai.runtime.server.ask import (
     read_tool_choice,
     with_format,
 )
+from serai.runtime.server.callers import Caller
 from serai.runtime.server.errors import invalid, response_not_found
-from serai.runtime.server.fields import Fields
+from serai.runtime.server.fields import Fields, strings
 
 PREFIX = "resp_"
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
@@ -51,7 +52,7 @@ def place_of(response_id: str) -> str:
     return place
 
 
-def read_responses(body: Mapping[str, Any], namespace: str) -> ResponsesRequest:
+def read_responses(body: Mapping[str, Any], caller: Caller) -> ResponsesRequest:
     """Unknown fields are ignored, wrong ones are a 400 naming the field."""
     fields = Fields(body)
     for name in UNSUPPORTED:
@@ -67,13 +68,14 @@ def read_responses(body: Mapping[str, Any], namespace: str) -> ResponsesRequest:
     effort = None if reasoning is None else reasoning.text("effort")
     thinking, effort = read_effort(effort, "reasoning.effort")
     max_tokens = fields.integer("max_output_tokens", 1, LARGEST)
-    include = fields.get("include") or []
+    include = strings(fields, "include")
     top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
     logprobs = bool(top) or LOGPROBS_INCLUDED in include
     items = _items(fields)
+    priority, deadline = caller.urgency(fields)
     return ResponsesRequest(
         ask=Ask(
-            namespace=namespace,
+            namespace=caller.namespace,
             messages=messages_of(items),
             setting=Setting(tools, thinking, effort),
             notes=with_format(choice.notes, _format(None if text is None else text.object("format"))),
@@ -84,6 +86,8 @@ def read_responses(body: Mapping[str, Any], namespace: str) -> ResponsesRequest:
             previous=None if previous is None else place_of(previous),
             matched=previous is None,
             choice=choice,
+            priority=priority,
+            deadline=deadline,
         ),
         fields=fields,
         input=tuple(_shown(item) for item in items),

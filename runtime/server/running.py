@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 from serai.runtime.errors import BadParameter
 from serai.runtime.runtime import Runtime
 from serai.runtime.server.app import serving
+from serai.runtime.server.connections import bounded_by
 from serai.runtime.server.options import ServerOptions
 
 
@@ -97,7 +98,18 @@ async def run_server(
 
 async def run_app(app: Starlette, options: ServerOptions, bound: socket.socket) -> None:
     """Serve an application until cancelled; signals are the caller's."""
-    await _server(app, options).serve(sockets=[bound])
+    server = _server(app, options)
+
+    async def serve() -> None:
+        with anyio.CancelScope(shield=True):  # cancelled half way, uvicorn would leave its sockets open
+            await server.serve(sockets=[bound])
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(serve)
+        try:
+            await anyio.sleep_forever()
+        finally:
+            server.should_exit = server.force_exit = True
 
 
 def _server(app: Starlette, options: ServerOptions) -> uvicorn.Server:
@@ -108,6 +120,7 @@ def _server(app: Starlette, options: ServerOptions) -> uvicorn.Server:
             log_config=None,  # as the program has set logging up
             access_log=False,
             lifespan="off",
+            http=bounded_by(options.arrive_s),
             timeout_graceful_shutdown=int(options.shutdown_s) + 2,
             h11_max_incomplete_event_size=64 << 10,
         )

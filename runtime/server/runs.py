@@ -3,6 +3,7 @@
 import json
 import time
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,7 +21,8 @@ from serai.runtime.server.event_log import EventLog
 from serai.runtime.server.gate import Gate, Gates
 from serai.runtime.server.responses_output import ResponseDocument, Told
 from serai.runtime.server.responses_request import ResponsesRequest
-from serai.runtime.server.streams import Emit, tell
+from serai.runtime.server.streams import tell
+from serai.runtime.server.wire import line_of
 from serai.runtime.server.writing import Finish, Piece
 
 if TYPE_CHECKING:
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 
 KEPT_RUNS = 256
 """Responses whose events are kept for whoever attaches after their end."""
+
+KEPT_LOG_BYTES = 32 << 20
+"""And how much those events may take together."""
 
 LAST_WORDS_S = 1.0
 """How long a cancelled response waits for its client to take the last event."""
@@ -45,24 +50,26 @@ class Run:
         self.work: Work | None = None
         self.cancelled = False
         self.ended = anyio.Event()
-        self.emit: Emit | None = None
+        self.hear: Callable[[Told, bytes], Awaitable[None]] | None = None
         self.failure: ApiError | None = None
         self.session_id: str | None = None
 
     async def tell(self, told: list[Told]) -> None:
         for one in told:
-            self.log.add(one)
-            if self.emit is not None:
-                await self.emit(one["type"], one)
+            line = line_of(one["type"], one)
+            self.log.add(line)
+            if self.hear is not None:
+                await self.hear(one, line)
 
     async def last_words(self, told: list[Told]) -> None:
         """Tell a client that may have left."""
-        for one in told:
-            self.log.add(one)
-        if self.emit is not None:
+        lines = [line_of(one["type"], one) for one in told]
+        for line in lines:
+            self.log.add(line)
+        if self.hear is not None:
             with anyio.move_on_after(LAST_WORDS_S), suppress(anyio.BrokenResourceError):
-                for one in told:
-                    await self.emit(one["type"], one)
+                for one, line in zip(told, lines, strict=True):
+                    await self.hear(one, line)
 
     async def cancel(self) -> None:
         """End it where it is, if it has not ended, and wait until all it held is free."""
@@ -91,10 +98,11 @@ class Runs:
 
     def add(self, run: Run) -> None:
         self._runs[run.place_id] = run
-        for place_id in [id_ for id_, one in self._runs.items() if one.ended.is_set()][
-            : max(0, len(self._runs) - KEPT_RUNS)
-        ]:
-            del self._runs[place_id]
+        held_bytes = sum(one.log.held_bytes for one in self._runs.values())
+        for place_id in [id_ for id_, one in self._runs.items() if one.ended.is_set()]:
+            if len(self._runs) <= KEPT_RUNS and held_bytes <= KEPT_LOG_BYTES:
+                break
+            held_bytes -= self._runs.pop(place_id).log.held_bytes
 
     def remove(self, place_id: str) -> None:
         self._runs.pop(place_id, None)

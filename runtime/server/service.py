@@ -14,6 +14,7 @@ from serai.runtime.errors import BadParameter
 from serai.runtime.runtime import Runtime
 from serai.runtime.sampling.grammar import Grammars
 from serai.runtime.server.asking import Asking
+from serai.runtime.server.callers import quotas_of
 from serai.runtime.server.errors import ApiError, busy, unavailable
 from serai.runtime.server.gate import Gate
 from serai.runtime.server.metrics import Metrics
@@ -21,6 +22,7 @@ from serai.runtime.server.options import ServerOptions
 from serai.runtime.server.runs import Runs
 from serai.runtime.server.sessions import Sessions
 from serai.runtime.server.streams import EventStream, Produce
+from serai.runtime.server.wire import Moments
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class Service:
         )
         self.asking = Asking(self.sessions, grammars)
         self.engine_gate = Gate()
+        self.moments = Moments(lambda: runtime.is_stepping)
         self.runs = Runs(self)
         self.metrics = Metrics()
         self.closing = False
@@ -113,6 +116,7 @@ class Service:
         options = self.options
         return EventStream(
             produce,
+            self.moments,
             keep_alive_s=options.keep_alive_s,
             slow_reader_s=options.slow_reader_s,
             early_headers_s=0.0 if headers_at_once else options.early_headers_s,
@@ -163,19 +167,29 @@ class Service:
 
 @asynccontextmanager
 async def at_service(runtime: Runtime, options: ServerOptions) -> AsyncIterator[Service]:
-    """A service over an open runtime; leaving ends what is at work and stores what is parked."""
+    """A service over an open runtime; leaving ends what is at work and stores what is parked.
+
+    What the block raises comes out as it is, not in a group with the service's own tasks.
+    """
     # Before anybody can ask: it takes seconds for a large vocabulary, and the interpreter for part of them.
     tokenizer = runtime.tokenizer
     if tokenizer is None:
         raise BadParameter("the model's folder has no tokenizer, so it can't be talked to; add its tokenizer files")
     grammars = await anyio.to_thread.run_sync(lambda: Grammars(tokenizer))
+    failure: BaseException | None = None
     async with anyio.create_task_group() as tasks:
         service = Service(runtime, options, tasks, grammars)
+        for namespace, quota in quotas_of(options.all_keys).items():
+            runtime.set_quota(namespace, quota)
         await service.sessions.load()
         tasks.start_soon(service.watch)
+        tasks.start_soon(service.moments.run)
         try:
             yield service
-        finally:
-            with anyio.CancelScope(shield=True):
-                await service.close()
-            tasks.cancel_scope.cancel()
+        except BaseException as error:  # noqa: BLE001  # raised again below, cancellation included
+            failure = error
+        with anyio.CancelScope(shield=True):
+            await service.close()
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure

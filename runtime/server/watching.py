@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import anyio.to_thread
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from serai.runtime.errors import SeraiError
@@ -17,9 +17,11 @@ from serai.runtime.monitor.in_process import InProcess
 from serai.runtime.monitor.source import Action, ActionKind, ActionRefused
 from serai.runtime.server.errors import ApiError
 from serai.runtime.server.fields import Fields
+from serai.runtime.server.json_answers import JSONResponse
 from serai.runtime.server.requests import has_no_key, namespace_of, read_body
 from serai.runtime.server.service import Service
-from serai.runtime.server.streams import Emit, error_response
+from serai.runtime.server.streams import error_response
+from serai.runtime.server.wire import Wire
 from serai.runtime.sessions.events import SessionEvent
 
 FROM_STORE = (ActionKind.RESUME, ActionKind.DELETE)
@@ -73,11 +75,11 @@ async def say(service: Service, request: Request) -> Response:
             409, f"requests go on from session {name!r:.80} as it stands; fork it and talk to the fork", "refused"
         )
 
-    async def produce(emit: Emit) -> None:
+    async def produce(wire: Wire) -> None:
         try:
             async with service.work(namespace), aclosing(saying.say(service.runtime, name, text)) as pieces:
                 async for piece in pieces:
-                    await emit(None, passage_json(piece))
+                    await wire.emit(None, passage_json(piece))
         except ActionRefused as error:
             raise ApiError(409, str(error), "refused") from None
 
@@ -142,13 +144,13 @@ async def events(service: Service, request: Request) -> Response:
     """What happens to sessions of this key, as it happens. A slow watcher misses events and is told how many."""
     namespace = namespace_of(request)
 
-    async def produce(emit: Emit) -> None:
+    async def produce(wire: Wire) -> None:
         with service.runtime.watch() as watcher:
             while True:
                 event = await watcher.get()
                 session = service.runtime.find(event.session_id)
                 if (not namespace) or (session is not None and session.namespace == namespace):
-                    await emit(None, _event_json(event))
+                    await wire.emit(None, _event_json(event))
 
     return service.stream(produce, headers_at_once=True)
 

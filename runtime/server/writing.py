@@ -103,9 +103,10 @@ class Writer:
         )
         async with aclosing(generation):
             while self.finish is None:
-                # A paused reply has its deadline too: the generation, asked again after it, says that it has passed.
-                with anyio.CancelScope(deadline=math.inf if self._deadline is None else self._deadline.at_s):
-                    await self._gates.wait()
+                if not self._gates.are_open:
+                    # A paused reply has its deadline too: the generation, asked after it, says that it has passed.
+                    with anyio.CancelScope(deadline=math.inf if self._deadline is None else self._deadline.at_s):
+                        await self._gates.wait()
                 try:
                     token = await anext(generation)
                 except StopAsyncIteration:

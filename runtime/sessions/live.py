@@ -170,6 +170,10 @@ class LiveSession:
             self._end(Life.CLOSED)
             await self.record.flush()
 
+    def forgo_saving(self) -> None:
+        """Write none of the states that wait to be written in the background: the session will be deleted."""
+        self._services.saver.drop(self.id)
+
     def abandon(self) -> None:
         """End without writing anything down: what is not durable yet is lost."""
         self._end(Life.CLOSED)

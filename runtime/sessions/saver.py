@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import anyio
 
 from serai.checkpoints.nodes import NodeRecord
-from serai.runtime.errors import SeraiError
+from serai.runtime.errors import SeraiError, SessionGone
 from serai.runtime.sessions.journal import IN_BACKGROUND, Journal
 from serai.runtime.sessions.prefixes import Prefixes
 from serai.runtime.state import State
@@ -107,6 +107,12 @@ class Saver:
             job.state.release()
         return bool(jobs)
 
+    def drop(self, session_id: str) -> None:
+        """The session will be deleted: nothing of it need be written."""
+        for key in [one for one in self._jobs if one[0] == session_id]:
+            self._jobs.pop(key).state.release()
+        self._offered.set()
+
     def forget(self, session_id: str) -> None:
         """A session ended: nothing more is kept of when it was written."""
         self._written_s.pop(session_id, None)
@@ -148,6 +154,9 @@ class Saver:
         self._writing = True
         try:
             await self._journal.save(job.node, job.state, IN_BACKGROUND)
+        except SessionGone:
+            self.failed += 1
+            log.debug("session %s was deleted while a state of it was written", job.node.session_id)
         except SeraiError as error:
             # The session itself is well: its ids are durable, so only time is lost if it must be rebuilt.
             self.failed += 1

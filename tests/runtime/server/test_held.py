@@ -322,3 +322,29 @@ async def test_choices_are_held_each(tmp_path: Path) -> None:
         assert [choice["message"]["content"] for choice in again["choices"]] == texts
         assert all(set(json.loads(text)) == {"ok", "n"} for text in texts)
         assert len(set(texts)) > 1
+
+
+@pytest.mark.parametrize("then", ["previous_response_id", "messages"])
+async def test_tools_that_an_earlier_message_declared_stay_tools(then: str) -> None:
+    """A response that goes on from a conversation may be held to a tool that one of its messages had declared."""
+    declares = {"role": "system", "content": None, "tools": [TOOL]}
+    async with serving_model(ReplyModel(lambda prompt: RAMBLES)) as client:
+        first = await client.chat(declares, user("hi"), **MANY)
+        named = {"type": "function", "name": "look"}
+        if then == "messages":
+            said = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
+            choice = {"type": "function", "function": {"name": "look"}}
+            second = await client.chat(declares, user("hi"), said, user("look"), tool_choice=choice, **MANY)
+            assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+            calls = second["choices"][0]["message"]["tool_calls"]
+            assert [call["function"]["name"] for call in calls] == ["look"]
+            return
+        id_ = "resp_" + first["id"].removeprefix("chatcmpl-")
+        for _ in range(2):  # and those it made go on knowing it
+            body = {"input": "look", "previous_response_id": id_, "tool_choice": named, "max_output_tokens": 2_000}
+            made = await client.post("/v1/responses", body)
+            id_ = made["id"]
+            assert [item["name"] for item in made["output"] if item["type"] == "function_call"] == ["look"]
+        wrong = {"input": "x", "previous_response_id": id_, "tool_choice": {"type": "function", "name": "other"}}
+        refused = await client.call("POST", "/v1/responses", wrong)
+        assert (refused.status, refused.json()["error"]["param"]) == (400, "tool_choice")

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
+from serai.runtime.services import Policy
 from tests.runtime.server.client import Client, serving_model
 from tests.runtime.server.replies import ANY, ReplyModel
 from tests.runtime.server.steps import Steps
@@ -239,3 +240,21 @@ async def test_forks_and_tags_are_extensions(tmp_path: Path) -> None:
         assert tags == [{"object": "serai:tag", "tag": "start", "response": first["id"]}]
         assert (await client.call("DELETE", "/v1/serai:tags/start")).status == 200
         assert (await client.call("GET", "/v1/serai:sessions")).json()["data"]
+
+
+async def test_what_is_not_to_be_stored_is_not_saved_in_the_background_either(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A state that waits to be written is memory, and there is nothing left to write it for."""
+    eager = Policy(save_after_tokens=4)
+    async with serving_model(ReplyModel(lambda prompt: SAYS), store=tmp_path / "s", policy=eager) as client:
+        runtime = client.service.runtime
+        for number in range(3):
+            made = await client.post("/v1/responses", {"input": f"{number} " + "long " * 50, "store": False})
+            await client.call("DELETE", f"/v1/responses/{made['id']}")
+        assert runtime.status().sessions == ()
+        assert runtime._services.saver.waiting == 0
+        with anyio.fail_after(10):
+            await runtime.settle()
+        assert runtime.status().budget.live_bytes == 0
+    assert "was not written" not in caplog.text
