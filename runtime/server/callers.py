@@ -3,7 +3,7 @@
 import hmac
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from blake3 import blake3
@@ -20,6 +20,9 @@ from serai.runtime.sessions.deadline import Deadline
 PRIORITY, DEADLINE = "serai:priority", "serai:deadline_s"
 """Fields a request may have that no other API knows: how it shares the engine, and seconds from its arrival."""
 
+TAG_BORDER = ": "
+"""Between a namespace and the name of a tag in it."""
+
 SECRET, SECRET_ENV = "key", "key_env"
 QUOTA = tuple(one.name for one in fields(Quota))
 
@@ -30,21 +33,26 @@ class Key:
 
     `namespace` parts its sessions from those of others; two keys may share one, and with it one quota. `priority` is
     that of its requests unless they ask for another, at most `most_priority`; `deadline_s` is the most time one may
-    take. A conversation that goes on takes two sessions of the `quota`, three where its request has notes for the
-    model; those kept to go on from give way.
+    take. `may_pause`: it may pause the engine for the other namespaces, too.
+
+    A conversation that goes on takes two sessions of the `quota`, three where its request has notes for the model;
+    those kept to go on from give way.
     """
 
-    secret: str
+    secret: str = field(repr=False)
     namespace: str = ""
     priority: int = 0
     most_priority: int | None = None
     deadline_s: float | None = None
+    may_pause: bool = False
     quota: Quota = NO_QUOTA
 
     def __post_init__(self) -> None:
         if not self.secret or not self.secret.isascii() or not self.secret.isprintable():
             raise BadParameter("an API key must be printable ASCII of at least one character")
         check_text(self.namespace, "namespace", may_be_empty=True)
+        if TAG_BORDER in self.namespace:
+            raise BadParameter(f"the namespace {self.namespace!r} can't contain {TAG_BORDER!r}, which ends it in tags")
         for priority in (self.priority, self.highest):
             weight_of(priority)
         if self.highest < self.priority:
@@ -79,12 +87,13 @@ class Key:
         quota = {name: values.pop(name) for name in QUOTA if name in values}
         if "state_bytes" in quota:
             quota["state_bytes"] = parse_bytes(quota["state_bytes"], name="state_bytes")
-        known = {"namespace": str, "priority": int, "most_priority": int, "deadline_s": float}
+        known = {"namespace": str, "priority": int, "most_priority": int, "deadline_s": float, "may_pause": bool}
         for name, value in values.items():
             if name not in known:
                 names = ", ".join((SECRET, SECRET_ENV, *known, *QUOTA))
                 raise BadParameter(f"{name!r} is nothing that an API key has; there are {names}")
-            if isinstance(value, bool) or not isinstance(value, (int, float) if known[name] is float else known[name]):
+            kinds = (int, float) if known[name] is float else (known[name],)
+            if type(value) not in kinds:  # for an int, True is none
                 raise BadParameter(f"a key's {name} is {value!r:.60}, which is no {known[name].__name__}")
         plain = cls.plain(secret)
         values.setdefault("namespace", plain.namespace)
@@ -122,19 +131,23 @@ class Keys:
     """The keys of a server, compared in constant time."""
 
     def __init__(self, keys: Iterable[Key]) -> None:
-        self._keys = [(key.secret.encode(), key) for key in keys]
+        self._keys = [(_digest(key.secret.encode()), key) for key in keys]
 
     def __bool__(self) -> bool:
         return bool(self._keys)
 
     def holder(self, header: bytes) -> Key | None:
         """The key that a request's `Authorization` header shows."""
-        given = header[7:].strip() if header[:7].lower() == b"bearer " else b""
+        given = _digest(header[7:].strip() if header[:7].lower() == b"bearer " else b"")
         found = None
-        for secret, key in self._keys:  # every key is compared, so that time tells nothing
-            if hmac.compare_digest(secret, given):
+        for digest, key in self._keys:  # every key is compared, and as a digest, so that time tells no length either
+            if hmac.compare_digest(digest, given):
                 found = key
         return found
+
+
+def _digest(secret: bytes) -> bytes:
+    return blake3(secret).digest()
 
 
 def quotas_of(keys: Iterable[Key]) -> dict[str, Quota]:

@@ -10,14 +10,16 @@ from starlette.responses import Response
 
 from serai.checkpoints.names import new_id
 from serai.checkpoints.store import Store
+from serai.runtime.server.callers import TAG_BORDER
 from serai.runtime.server.errors import ApiError, invalid
 from serai.runtime.server.fields import Fields
 from serai.runtime.server.json_answers import JSONResponse
 from serai.runtime.server.places import Place
-from serai.runtime.server.requests import namespace_of, read_body
+from serai.runtime.server.requests import caller_of, namespace_of, read_body
 from serai.runtime.server.responses_request import PREFIX, place_of
 from serai.runtime.server.service import Service
 from serai.runtime.server.sessions import DELETED_TAG
+from serai.runtime.server.streams import whole
 
 MAX_FORKS = 64
 
@@ -25,20 +27,32 @@ MAX_FORKS = 64
 async def pause_engine(service: Service, request: Request) -> Response:
     """Stop at the next token border. `mode=keep` holds the replies under way, `wait` lets them end first, `abort` ends
     them now. The names are vLLM's, so that training loops written for it work."""
+    _check_may_pause(service, request)
     mode = request.query_params.get("mode", "abort")
     if mode not in ("abort", "wait", "keep"):
         raise invalid("mode", f"mode must be abort, wait or keep, and is {mode!r:.40}")
-    if mode == "abort":
-        service.fail_all(ApiError(503, "the engine was paused and its replies ended", "paused"))
-    if mode in ("abort", "wait"):
-        await service.wait_idle()
-    service.engine_gate.close()
-    return JSONResponse({"status": "paused", "is_paused": True})
+
+    async def pause() -> Mapping[str, Any]:
+        if mode == "abort":
+            service.fail_all(ApiError(503, "the engine was paused and its replies ended", "paused"))
+        if mode in ("abort", "wait"):
+            await service.wait_idle()
+        service.engine_gate.close()
+        return {"status": "paused", "is_paused": True}
+
+    return await whole(request, pause)  # who leaves while replies end has not paused anything
 
 
 async def resume_engine(service: Service, request: Request) -> Response:
+    _check_may_pause(service, request)
     service.engine_gate.open()
     return JSONResponse({"status": "resumed", "is_paused": False})
+
+
+def _check_may_pause(service: Service, request: Request) -> None:
+    """A pause holds or ends everybody's replies, so among several namespaces only a key that may can do it."""
+    if not caller_of(request).key.may_pause and len({key.namespace for key in service.options.all_keys}) > 1:
+        raise ApiError(403, "this key can't pause the engine that others use; give it may_pause = true", "not_allowed")
 
 
 async def is_paused(service: Service, request: Request) -> Response:
@@ -97,20 +111,20 @@ async def tag(service: Service, request: Request) -> Response:
     namespace, store = namespace_of(request), _store(service)
     place = await service.sessions.place(place_of(request.path_params["id"]), namespace)
     name = await read_body(service, request, lambda body: Fields(body).need_text("tag"))
-    await anyio.to_thread.run_sync(store.tag, _tag(namespace, name), place.id)
+    await anyio.to_thread.run_sync(store.tag, own_tag(namespace, name), place.id)
     return JSONResponse({"object": "serai:tag", "tag": name, "response": PREFIX + place.id})
 
 
 async def untag(service: Service, request: Request) -> Response:
     name = request.path_params["tag"]
-    await anyio.to_thread.run_sync(_store(service).untag, _tag(namespace_of(request), name))
+    await anyio.to_thread.run_sync(_store(service).untag, own_tag(namespace_of(request), name))
     return JSONResponse({"object": "serai:tag", "tag": name, "deleted": True})
 
 
 async def tags(service: Service, request: Request) -> Response:
     namespace, store = namespace_of(request), _store(service)
     found: Mapping[str, str] = await anyio.to_thread.run_sync(store.tags)
-    own = _tag(namespace, "")
+    own = own_tag(namespace, "")
     data: list[dict[str, Any]] = [
         {"object": "serai:tag", "tag": name.removeprefix(own), "response": PREFIX + node}
         for name, node in sorted(found.items())
@@ -119,9 +133,12 @@ async def tags(service: Service, request: Request) -> Response:
     return JSONResponse({"object": "list", "data": data})
 
 
-def _tag(namespace: str, name: str) -> str:
-    """A key's tags are its own."""
-    return f"{namespace}: {name}" if namespace else name
+def own_tag(namespace: str, name: str) -> str:
+    """A key's tag as the store knows it, where no other namespace's has the same name. Raises a 400 for the names
+    that the server marks deleted places with."""
+    if name.startswith(DELETED_TAG):
+        raise invalid("tag", f"a tag can't begin with {DELETED_TAG!r}; the server keeps those for itself")
+    return f"{namespace}{TAG_BORDER}{name}" if namespace else name
 
 
 def _store(service: Service) -> Store:

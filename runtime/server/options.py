@@ -64,6 +64,9 @@ class ServerOptions:
         secrets = [key.secret for key in self.all_keys]
         if len(set(secrets)) < len(secrets):
             raise BadParameter("the same API key is given twice; give each client its own")
+        namespaces = {key.namespace for key in self.all_keys}
+        if len(namespaces) > 1 and "" in namespaces:
+            raise BadParameter("among several keys each needs a namespace with a name, and one has ''")
         quotas_of(self.all_keys)  # raises for two that contradict each other
         if not 0 <= self.port <= 65_535:
             raise BadParameter(f"port is {self.port}, but must be from 0 to 65535")
@@ -73,6 +76,9 @@ class ServerOptions:
         for name in (one.name for one in fields(self) if one.name.endswith("_s")):
             if not getattr(self, name) >= 0:
                 raise BadParameter(f"{name} is {getattr(self, name)}, but must be 0 or more")
+        for name in ("keep_alive_s", "slow_reader_s", "arrive_s"):
+            if not getattr(self, name):
+                raise BadParameter(f"{name} is 0, but must be more")
 
     @property
     def all_keys(self) -> tuple[Key, ...]:

@@ -103,6 +103,7 @@ async def run_app(app: Starlette, options: ServerOptions, bound: socket.socket) 
     async def serve() -> None:
         with anyio.CancelScope(shield=True):  # cancelled half way, uvicorn would leave its sockets open
             await server.serve(sockets=[bound])
+        tasks.cancel_scope.cancel()  # it may end by itself
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(serve)

@@ -16,6 +16,7 @@ from serai.runtime.monitor.detail import look, passage_json
 from serai.runtime.monitor.in_process import InProcess
 from serai.runtime.monitor.source import Action, ActionKind, ActionRefused
 from serai.runtime.server.errors import ApiError
+from serai.runtime.server.extensions import own_tag
 from serai.runtime.server.fields import Fields
 from serai.runtime.server.json_answers import JSONResponse
 from serai.runtime.server.requests import has_no_key, namespace_of, read_body
@@ -89,7 +90,10 @@ async def say(service: Service, request: Request) -> Response:
 async def act(service: Service, request: Request) -> Response:
     """Fork, pause, resume, cancel, tag, label or delete a session of this key."""
     action = await read_body(service, request, Action.from_json)
-    await _check_owner(service, action.session_id, namespace_of(request), action.kind in FROM_STORE)
+    namespace = namespace_of(request)
+    await _check_owner(service, action.session_id, namespace, action.kind in FROM_STORE)
+    if action.kind is ActionKind.TAG:
+        action = replace(action, value=own_tag(namespace, action.value or ""))
     try:
         outcome = await acting.act(
             service.runtime,
@@ -143,13 +147,14 @@ class _Bundle(Response):
 async def events(service: Service, request: Request) -> Response:
     """What happens to sessions of this key, as it happens. A slow watcher misses events and is told how many."""
     namespace = namespace_of(request)
+    is_shared = bool(service.options.all_keys)
 
     async def produce(wire: Wire) -> None:
         with service.runtime.watch() as watcher:
             while True:
                 event = await watcher.get()
                 session = service.runtime.find(event.session_id)
-                if (not namespace) or (session is not None and session.namespace == namespace):
+                if not is_shared or (session is not None and session.namespace == namespace):
                     await wire.emit(None, _event_json(event))
 
     return service.stream(produce, headers_at_once=True)

@@ -61,7 +61,7 @@ class Wire:
         self._held: list[tuple[str | None, Mapping[str, Any]] | bytes] = []
         self._brought = anyio.Event()
         self._headers_sent = False
-        self.last_s = 0.0
+        self.last_s = anyio.current_time()
         self.puts_since_s: float | None = None
 
     @property

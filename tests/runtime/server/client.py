@@ -33,6 +33,10 @@ class Exchange:
     def leave(self) -> None:
         self.left.set()
 
+    @property
+    def is_stream(self) -> bool:
+        return self.headers.get("content-type", "").startswith("text/event-stream")
+
     def json(self) -> Any:
         return json.loads(b"".join(self.chunks))
 
@@ -42,9 +46,10 @@ class Exchange:
         return self.json()
 
     async def wait_chunks(self, count: int) -> None:
-        while len(self.chunks) < count:
-            self.arrived = anyio.Event()
-            await self.arrived.wait()
+        with anyio.fail_after(30):
+            while len(self.chunks) < count:
+                self.arrived = anyio.Event()
+                await self.arrived.wait()
 
     async def events(self) -> list[Any]:
         """All events of a stream, once it has ended, without the `[DONE]` that must be the last."""
@@ -53,6 +58,11 @@ class Exchange:
         data = [line[6:] for block in blocks for line in block.split("\n") if line.startswith("data: ")]
         assert data[-1] == "[DONE]", data[-1]
         return [json.loads(one) for one in data[:-1]]
+
+
+def _events(body: bytes) -> list[bytes]:
+    """Each event of those that were written together: how many those are depends on the machine's load."""
+    return [event + b"\n\n" for event in body.removesuffix(b"\n\n").split(b"\n\n")]
 
 
 class Client:
@@ -135,7 +145,7 @@ class Client:
                 exchange.status = message["status"]
                 exchange.headers = {name.decode(): value.decode() for name, value in message["headers"]}
             elif message.get("body"):
-                exchange.chunks.append(message["body"])
+                exchange.chunks += _events(message["body"]) if exchange.is_stream else [message["body"]]
             exchange.arrived.set()
 
         try:

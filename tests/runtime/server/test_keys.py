@@ -9,6 +9,7 @@ import pytest
 from serai.runtime.driver import Driver
 from serai.runtime.errors import BadParameter
 from serai.runtime.memory.accounts import Quota
+from serai.runtime.monitor.source import ActionKind
 from serai.runtime.server.callers import Key, Keys, quotas_of
 from serai.runtime.server.errors import RETRY_AFTER_S
 from serai.runtime.server.options import ServerOptions, parse_setting, read_options_file
@@ -93,6 +94,8 @@ def test_a_flag_sets_what_a_file_can() -> None:
         ({"key": "a", "sessions": 0}, "sessions is 0"),
         ({"key": "a", "state_bytes": "much"}, "state_bytes is 'much'"),
         ({"key": "a", "namespace": " a"}, "spaces at its ends"),
+        ({"key": "a", "namespace": "a: b"}, "can't contain ': '"),
+        ({"key": "a", "may_pause": 1}, "no bool"),
     ],
 )
 def test_a_wrong_key_is_refused_with_a_sentence(key: dict[str, Any], says: str) -> None:
@@ -105,6 +108,8 @@ def test_keys_that_contradict_each_other_are_refused() -> None:
         options(Key(secret="a"), Key(secret="a", namespace="b"))
     with pytest.raises(BadParameter, match="different quotas"):
         options(Key(secret="a", quota=Quota(sessions=2)), Key(secret="b", quota=Quota(sessions=3)))
+    with pytest.raises(BadParameter, match="a namespace with a name"):
+        options(Key(secret="a"), Key(secret="b", namespace="b"))
     options(Key(secret="a", quota=Quota(sessions=2)), Key(secret="b"))  # the second shares the first one's
 
 
@@ -221,3 +226,52 @@ async def test_a_key_is_told_of_its_own_namespace_only() -> None:
         seen = (await client.call("GET", "/serai/status", key="a")).json()["namespaces"]
         assert [one["namespace"] for one in seen] == ["a"]
         assert (await client.call("GET", "/serai/status")).status in (200, 401)
+
+
+async def test_what_one_key_made_no_other_reaches(tmp_path: Path) -> None:
+    keys = [Key(secret=name, namespace=name) for name in ("a", "b")]
+    async with serving_model(ReplyModel(lambda prompt: SHORT), options(*keys), store=tmp_path / "s") as client:
+        id_ = (await client.call("POST", "/v1/responses", {"input": "hi"}, key="a")).json()["id"]
+        assert (await client.call("POST", f"/v1/responses/{id_}/serai:tag", {"tag": "best"}, key="a")).status == 200
+        (session,) = (await client.call("GET", "/serai/status", key="a")).json()["sessions"]
+        own = (await client.call("POST", "/v1/responses", {"input": "hi"}, key="b")).json()["id"]
+        (other,) = (await client.call("GET", "/serai/status", key="b")).json()["sessions"]
+
+        async def theirs(method: str, path: str, body: dict[str, Any] | None = None) -> int:
+            return (await client.call(method, path, body, key="b")).status
+
+        place, live = f"/v1/responses/{id_}", f"/serai/sessions/{session['id']}"
+        for path in (place, f"{place}?stream=true", f"{place}/input_items", f"{live}/detail", f"{live}/export"):
+            assert await theirs("GET", path) == 404, path
+        for last in ("cancel", "pause", "resume", "serai:fork"):
+            assert await theirs("POST", f"{place}/{last}") == 404, last
+        assert await theirs("POST", f"{place}/serai:tag", {"tag": "x"}) == 404
+        assert await theirs("POST", "/v1/responses", {"input": "x", "previous_response_id": id_}) == 404
+        assert await theirs("POST", "/v1/responses/input_tokens", {"input": "x", "previous_response_id": id_}) == 404
+        assert await theirs("POST", f"{live}/say", {"text": "hi"}) == 404
+        for kind in ActionKind:
+            for named in (session["id"], "a: best"):
+                action = {"action": kind.value, "session": named, "value": "x"}
+                assert await theirs("POST", "/serai/actions", action) == 404, action
+        assert await theirs("DELETE", place) == 404
+
+        # Tags are one table in the store, where a key may neither move another's nor mark places as deleted.
+        moved = {"action": "tag", "session": other["id"], "value": "a: best"}
+        assert await theirs("POST", "/serai/actions", moved) == 200
+        assert await theirs("POST", "/serai/actions", {**moved, "value": f"serai deleted {id_}"}) == 400
+        assert await theirs("POST", f"/v1/responses/{own}/serai:tag", {"tag": f"serai deleted {id_}"}) == 400
+        await theirs("DELETE", "/v1/serai:tags/best")
+        tags = (await client.call("GET", "/v1/serai:tags", key="a")).json()["data"]
+        assert [(one["tag"], one["response"]) for one in tags] == [("best", id_)]
+        assert (await client.call("GET", place, key="a")).json()["status"] == "completed"
+
+
+async def test_among_several_namespaces_a_key_must_be_let_to_pause_them_all() -> None:
+    keys = [Key(secret="a", namespace="a"), Key(secret="b", namespace="b", may_pause=True)]
+    async with serving_model(ReplyModel(lambda prompt: SHORT), options(*keys)) as client:
+        refused = await client.call("POST", "/pause?mode=abort", key="a")
+        assert (refused.status, refused.json()["error"]["code"]) == (403, "not_allowed")
+        assert (await client.call("POST", "/pause?mode=keep", key="b")).status == 200
+        assert (await client.call("POST", "/resume", key="a")).status == 403
+        assert (await client.call("POST", "/resume", key="b")).status == 200
+    assert "b-secret" not in repr(options(Key(secret="b-secret")))

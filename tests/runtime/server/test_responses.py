@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from serai.runtime.services import Policy
@@ -256,5 +257,6 @@ async def test_what_is_not_to_be_stored_is_not_saved_in_the_background_either(
         assert runtime._services.saver.waiting == 0
         with anyio.fail_after(10):
             await runtime.settle()
-        assert runtime.status().budget.live_bytes == 0
+            while runtime.status().budget.live_bytes:  # a step in flight keeps its buffers until it ends
+                await anyio.lowlevel.checkpoint()
     assert "was not written" not in caplog.text

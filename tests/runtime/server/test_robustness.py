@@ -286,6 +286,30 @@ async def test_background_work_needs_nobody_to_hold_it() -> None:
         assert (await client.call("GET", f"/v1/responses/{made['id']}")).json()["status"] == "completed"
 
 
+async def test_background_work_that_raises_is_logged_and_its_response_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """B102: nobody awaits it, so nobody but the log and the response can tell."""
+
+    async def broken(*_: object) -> None:
+        gc.collect()
+        raise RuntimeError("what nobody foresaw")
+
+    async with serving_model(ReplyModel(lambda prompt: SHORT)) as client:
+        monkeypatch.setattr(client.service.runs, "_tell_piece", broken)
+        made = await client.post("/v1/responses", {"input": "hi", "background": True})
+        assert made["status"] == "queued"
+        with anyio.fail_after(10):
+            await client.service.wait_idle()
+        seen = await client.call("GET", f"/v1/responses/{made['id']}")
+        assert (seen.json()["status"], seen.json()["error"]["code"]) == ("failed", "internal_error")
+        assert b"foresaw" not in b"".join(seen.chunks), "the inside of a server is not for its clients"
+        assert [str(one.exc_info[1]) for one in caplog.records if one.exc_info] == ["what nobody foresaw"]
+        monkeypatch.undo()
+        assert client.service.runtime.status().sessions == ()
+        assert (await client.chat(user("hi")))["choices"][0]["message"]["content"] == "ok"
+
+
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
 async def test_the_engine_can_be_paused(mode: str) -> None:
     steps = Steps()
