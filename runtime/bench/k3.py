@@ -21,7 +21,7 @@ K3 = replace(
     expert_latent=3584,
     residual_block=12,
 )
-"""As published (facts/kimi-k3-config.json): 1.56 TB, of which no file is ever made."""
+"""As published: 1.56 TB, of which no file is ever made."""
 
 SLICE_VOCAB = 32_768
 """A fifth of K3's words: embedding and head of all of them take 4.7 GB and have no part in streaming."""

@@ -30,7 +30,7 @@ FREE_SHARE = 4
 """The file takes at most one in so many of the bytes that are free."""
 
 K3_RECORD_BYTES = 17_547_264
-"""An expert of Kimi K3: three MXFP4 matrices of 3072 by 3584 (facts/memory-math.md)."""
+"""An expert of Kimi K3: three MXFP4 matrices of 3072 by 3584."""
 
 BLOCK_BYTES = 4 << 20
 SEQUENTIAL_TRIED = (1, 2, 4)
