@@ -6,7 +6,8 @@ the results. A request that nobody waits for any more is dropped; what it had wr
 """
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -39,6 +40,17 @@ class Counters:
     aborted_steps: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A point on the way through a prompt: after `tokens` of it, `reached` is told the state, with its logits.
+
+    The state is the driver's; who wants it longer retains it and sees to the room for it.
+    """
+
+    tokens: int
+    reached: Callable[[State], None]
+
+
 @dataclass(eq=False, slots=True)
 class _Request:
     """One `advance` under way. It holds a reference to `state` until it ends; then the waiter does."""
@@ -50,14 +62,19 @@ class _Request:
     prefill: bool
     reservation: Reservation
     weight: float
+    stops: deque[Stop]
     done: anyio.Event = field(default_factory=anyio.Event)
     fed: int = 0
     drawn: tuple[Sampled, ...] = ()
     error: SeraiError | None = None
     cancelled: bool = False
     draft: Draft | None = None
-    broke_engine: bool = False
-    """Whether it was part of the step in which the engine failed."""
+    broke_engine: bool = False  # it was part of the step in which the engine failed
+
+    @property
+    def next_end(self) -> int:
+        """How many of the tokens are fed when its next stop, or its end, is reached."""
+        return self.stops[0].tokens if self.stops else len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +119,17 @@ class Driver:
         draws: tuple[Draw, ...] = (),
         *,
         prefill: bool = False,
-        going_on: bool | None = None,
         weight: float = 1.0,
+        stops: Sequence[Stop] = (),
+        reservation: Reservation | None = None,
     ) -> tuple[State, tuple[Sampled, ...]]:
         """Feed `tokens` (int32 `[n]`, n may be 0) after `state`, then draw when asked to.
 
         `state` stays the caller's; the state given back is a new reference the caller owns. On any error, and on
         cancellation, there is no new state and everything taken meanwhile is given back. A prompt (`prefill`) may be
-        fed in several steps; everything else is fed in one. `going_on` (everything that is no prompt) goes before those
-        that have not begun, when memory is short. `weight` is what its rows are shared out by (`scheduler.weight_of`).
+        fed in several steps, with `stops` on the way; everything else is fed in one, and goes before prompts when
+        memory is short. `weight` is what its rows are shared out by (`scheduler.weight_of`). With a `reservation` that
+        holds all it needs (`StatePool.growth_bytes`) it waits for no memory; that one stays the caller's.
 
         With several `draws` the last `len(draws) - 1` tokens are guesses (see `Segment`). When one was wrong, fewer
         tokens come back than draws went in, nothing has been fed, and the state given back is `state` again.
@@ -118,29 +137,24 @@ class Driver:
         if self._refusal is not None:
             raise self._refusal
         state.retain()  # its session may end while this waits, and its buffers would be another's by then
+        taken: Reservation | None = None
         try:
-            reservation = await self._admission.enter(
-                self._pool.growth_bytes(state, len(tokens)),
-                account=state.account,
-                held_bytes=sum(self._pool.held_bytes(state)),
-                going_on=not prefill if going_on is None else going_on,
-            )
-            request = _Request(workflow, state.retain(), tokens, draws, prefill, reservation, weight)
-            try:
-                after, drawn = await self._advance(request)
-            except (LogitsNotFinite, EngineFailed) as error:
-                if state.source is not None and (isinstance(error, LogitsNotFinite) or request.broke_engine):
-                    await self.first_use_failed(state, error)
-                raise
-            finally:
-                reservation.close()
-            if after is not state:
-                state.source = None
-            return after, drawn
+            if reservation is None:
+                reservation = taken = await self._admission.enter(
+                    self._pool.growth_bytes(state.position, len(tokens), stops=bool(stops)),
+                    account=state.account,
+                    held_bytes=sum(self._pool.held_bytes(state)),
+                    going_on=not prefill,
+                )
+            request = _Request(workflow, state.retain(), tokens, draws, prefill, reservation, weight, deque(stops))
+            return await self._advance(request)
         finally:
+            if taken is not None:
+                taken.close()
             state.release()
 
     async def _advance(self, request: _Request) -> tuple[State, tuple[Sampled, ...]]:
+        before = request.state
         if self._refusal is not None:  # since the wait for memory began; `run` may have ended by now
             request.state.release()
             raise self._refusal
@@ -159,6 +173,8 @@ class Driver:
             raise
         if request.error is not None:
             request.state.release()
+            if before.source is not None and (isinstance(request.error, LogitsNotFinite) or request.broke_engine):
+                await self.first_use_failed(before, request.error)
             raise request.error
         return request.state, request.drawn
 
@@ -285,7 +301,7 @@ class Driver:
         ready = [
             Ready(
                 key=key,
-                tokens=len(request.tokens) - request.fed,
+                tokens=request.next_end - request.fed,
                 served=self._served.get(request.workflow, 0.0),
                 decoding=not request.prefill,
                 workflow=request.workflow,
@@ -308,12 +324,12 @@ class Driver:
         return _Flight(requests, StepPlan(segments, AbortFlag()), time.monotonic())
 
     def _segment(self, request: _Request, share: Share) -> Segment:
-        tokens = request.tokens[request.fed : request.fed + share.tokens]
-        last = request.fed + share.tokens == len(request.tokens)
-        if share.tokens:
-            live = self._pool.live_bytes
-            request.draft = self._pool.draft(request.state, share.tokens, with_logits=last)
-            request.reservation.keep(max(0, request.reservation.bytes - (self._pool.live_bytes - live)))
+        end = request.fed + share.tokens
+        tokens = request.tokens[request.fed : end]
+        last = end == len(request.tokens)
+        if len(tokens):
+            with request.reservation.counting():
+                request.draft = self._pool.draft(request.state, len(tokens), with_logits=end == request.next_end)
         return Segment(request.state, tokens, request.draft, request.draws if last else ())
 
     def _apply(self, key: int, request: _Request, segment: Segment, outcome: SegmentResult) -> None:
@@ -340,10 +356,12 @@ class Driver:
         if request.draft is not None:
             before, request.state = request.state, request.draft.commit()
             request.draft = None
-            before.release()
+            before.source = None  # what was read from the store has been used, and is sound
+            with request.reservation.counting():
+                before.release()
         request.fed += rows
-        left = len(request.tokens) - request.fed
-        request.reservation.keep(self._pool.growth_bytes(request.state, left, states=1))
+        if request.stops and request.fed == request.stops[0].tokens:
+            request.stops.popleft().reached(request.state)
         if request.fed == len(request.tokens):
             request.drawn = outcome.drawn
             self._end(key, None)
@@ -365,7 +383,8 @@ class Driver:
 
     def _abandon(self, request: _Request) -> None:
         if request.draft is not None:
-            request.draft.abandon()
+            with request.reservation.counting():
+                request.draft.abandon()
             request.draft = None
         if request.cancelled:
             request.state.release()

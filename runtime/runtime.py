@@ -302,6 +302,7 @@ class Runtime:
                 kept_bytes=services.prefixes.kept_bytes,
                 spare_bytes=pool.spare_bytes,
                 reserved_bytes=services.admission.reserved_bytes,
+                ids_bytes=pool.beside_bytes,
             ),
             work=WorkStatus(
                 steps=counters.steps,

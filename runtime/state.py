@@ -10,7 +10,7 @@ then tails `[kda_layers, 3 (q, k, v), taps, heads * head_dim]`, oldest tap first
 Layout of a page: `[mla_layers, page_tokens, latent_width]`, float32 or bfloat16 (held as uint16).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.checkpoints.snapshot import LatentPage, PageIdentity, Snapshot, StateLayout
-from serai.checkpoints.streams import DIRECT_FROM_BYTES, aligned_empty
 from serai.runtime.errors import OutOfBudget
 from serai.runtime.memory.accounts import Account, Accounts
+from serai.runtime.memory.slabs import Slabs
 
 
 class Part(Enum):
@@ -228,10 +228,11 @@ class StatePool:
         self.layout = layout
         self.limit_bytes = limit_bytes
         self._poison = poison
-        self._spare: dict[Part, list[NDArray[Any]]] = {part: [] for part in Part}
+        self._slabs = {part: Slabs(part_bytes(layout, part)) for part in Part}
         self._live: dict[Part, int] = dict.fromkeys(Part, 0)
         self.accounts = Accounts()
-        self.on_freed: Callable[[], None] = _nobody_waits
+        self.beside_bytes = 0  # what sessions hold beside their states, within the same limit
+        self.on_freed: Callable[[], None] = lambda: None
 
     @property
     def live_bytes(self) -> int:
@@ -240,7 +241,7 @@ class StatePool:
 
     @property
     def spare_bytes(self) -> int:
-        return sum(len(arrays) * part_bytes(self.layout, part) for part, arrays in self._spare.items())
+        return sum(slabs.spare * part_bytes(self.layout, part) for part, slabs in self._slabs.items())
 
     def live(self, part: Part) -> int:
         """How many buffers of that kind are held."""
@@ -291,8 +292,8 @@ class StatePool:
 
     def take(self, part: Part, account: Account) -> Buffer:
         """One buffer with unknown content, held once; the caller has made sure of the room (`draft` does)."""
-        spare = self._spare[part]
-        array = spare.pop() if spare else self._allocate(part)
+        dtype = self.layout.latent_type.dtype if part is Part.PAGE else np.dtype(np.float32)
+        array = self._slabs[part].take().view(dtype)
         if self._poison:
             array.view(np.uint8).fill(0xFF)  # all bits set is NaN in float32 and in bfloat16
         self._live[part] += 1
@@ -311,64 +312,43 @@ class StatePool:
             own += part_bytes(self.layout, Part.PAGE) * sum(page.refs == 1 for page in state.table.pages)
         return own, whole - own
 
-    def most_bytes(self, held: Iterable[State], tokens: int) -> int:
-        """The most that will be held while the last of `held` states is fed up to position `tokens`, all included."""
-        states = list(held)
-        buffers = {buffer for state in states for buffer in state.buffers()}
-        kept = sum(part_bytes(self.layout, buffer.part) for buffer in buffers)
-        return kept + self.growth_bytes(states[-1], tokens - states[-1].position)
+    def growth_bytes(self, position: int, tokens: int, *, stops: bool = False) -> int:
+        """The most that feeding `tokens` more after a state at `position` will hold besides it, logits included.
 
-    def growth_bytes(self, before: State, tokens: int, *, states: int = 2) -> int:
-        """The most that feeding `tokens` more after `before` will hold besides `before`, logits included.
-
-        More than one token may be fed in several steps, each of which needs the state before it and the one after; a
-        caller who lets go of `before` in the first of them needs one of those `states` less.
+        More than one token may be fed in several steps, each of which needs the state before it and the one after. With
+        `stops` on the way there are logits of the one before, too.
         """
-        new_pages = pages_for(self.layout, before.position + tokens) - len(before.table.pages)
-        shared_tail = bool(before.table.pages) and before.position % self.layout.page_tokens != 0
-        needed = {Part.PAGE: new_pages + int(shared_tail), Part.FIXED: min(tokens, states), Part.LOGITS: min(tokens, 1)}
+        pages = pages_for(self.layout, position)
+        new_pages = pages_for(self.layout, position + tokens) - pages
+        shared_tail = pages > 0 and position % self.layout.page_tokens != 0
+        needed = {
+            Part.PAGE: new_pages + int(shared_tail),
+            Part.FIXED: min(tokens, 2),
+            Part.LOGITS: min(tokens, 1 + int(stops)),
+        }
         return self._bytes_of(needed)
 
     def trim(self) -> int:
         """Return the spare buffers to the operating system; gives the bytes freed."""
-        freed = self.spare_bytes
-        for arrays in self._spare.values():
-            arrays.clear()
-        return freed
+        return sum(slabs.trim() for slabs in self._slabs.values())
 
     def _require(self, needed: dict[Part, int]) -> None:
         if self.limit_bytes is not None:
-            wanted, free = self._bytes_of(needed), self.limit_bytes - self.live_bytes
-            if wanted > free:
+            # Not the ids of what was generated since: whom memory was promised to is not to fail for a page of those.
+            if (wanted := self._bytes_of(needed)) > (free := self.limit_bytes - self.live_bytes):
                 raise OutOfBudget(what="the next step of a session", needed_bytes=wanted, free_bytes=free)
-            new = sum(
-                max(0, count - len(self._spare[part])) * part_bytes(self.layout, part) for part, count in needed.items()
-            )
-            if self.live_bytes + self.spare_bytes + new > self.limit_bytes:
+            new = {part: max(0, count - self._slabs[part].spare) for part, count in needed.items()}
+            if self.live_bytes + self.beside_bytes + self.spare_bytes + self._bytes_of(new) > self.limit_bytes:
                 self.trim()
 
     def _bytes_of(self, needed: dict[Part, int]) -> int:
         return sum(count * part_bytes(self.layout, part) for part, count in needed.items())
 
-    def _allocate(self, part: Part) -> NDArray[Any]:
-        size = part_bytes(self.layout, part)
-        dtype = self.layout.latent_type.dtype if part is Part.PAGE else np.dtype(np.float32)
-        if size >= DIRECT_FROM_BYTES:  # the store moves it between disk and memory as it lies
-            return aligned_empty((size // dtype.itemsize,), dtype)
-        # 64-byte alignment: one cache line and one vector register.
-        raw = np.empty(size + 64, dtype=np.uint8)
-        start = -raw.ctypes.data % 64
-        return raw[start : start + size].view(dtype)
-
     def _give_back(self, buffer: Buffer) -> None:
         self._live[buffer.part] -= 1
         buffer.account.live_bytes -= part_bytes(self.layout, buffer.part)
-        self._spare[buffer.part].append(buffer.array)
+        self._slabs[buffer.part].give_back(buffer.array)
         self.on_freed()
-
-
-def _nobody_waits() -> None:
-    """Nobody is to be told that memory became free."""
 
 
 def kda_view(layout: StateLayout, fixed: Buffer) -> NDArray[np.float32]:

@@ -40,7 +40,8 @@ class SessionStatus:
 @dataclass(frozen=True, slots=True)
 class BudgetStatus:
     """Where the budget goes. `live_bytes` are sessions' states, `kept_bytes` states kept for reuse by others,
-    `spare_bytes` freed buffers kept for the next step, `reserved_bytes` promised to calls under way."""
+    `spare_bytes` freed buffers kept for the next step, `reserved_bytes` promised to calls under way, `ids_bytes` the
+    token ids of all sessions, hot or cold."""
 
     budget_bytes: int
     trunk_bytes: int
@@ -50,12 +51,13 @@ class BudgetStatus:
     kept_bytes: int
     spare_bytes: int
     reserved_bytes: int
+    ids_bytes: int = 0
 
     @property
     def used_bytes(self) -> int:
         """Everything that is held."""
         model = self.trunk_bytes + self.expert_bytes + self.scratch_bytes
-        return model + self.live_bytes + self.kept_bytes + self.spare_bytes
+        return model + self.live_bytes + self.kept_bytes + self.spare_bytes + self.ids_bytes
 
     @property
     def free_bytes(self) -> int:

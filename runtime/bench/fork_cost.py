@@ -2,21 +2,15 @@
 
 import time
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from serai.checkpoints.names import new_id
 from serai.checkpoints.nodes import NodeKind
-from serai.checkpoints.snapshot import Fingerprint, LatentType, StateLayout
-from serai.runtime.engine_thread import EngineThread
-from serai.runtime.services import Services, assemble
+from serai.checkpoints.snapshot import LatentType, StateLayout
+from serai.runtime.bench.no_engine import services_without_engine
 from serai.runtime.sessions.holding import Holding
-from serai.runtime.sessions.journal import Journal
 from serai.runtime.sessions.session import Session
 from serai.runtime.sessions.turns import Span, Timeline
-from serai.runtime.state import StatePool
-from serai.runtime.step import Slice, StepPlan, StepResult
 
 K3_STATE = StateLayout(
     kda_shape=(69, 96, 128, 128),
@@ -44,7 +38,7 @@ class ForkCost:
 
 async def fork_cost(times: int, tokens: int = TOKENS) -> ForkCost:
     """Fork a K3-shaped session so many times. The state's pages are reserved and never touched: a fork does neither."""
-    with _services() as services:
+    with services_without_engine(K3_STATE) as services:
         pool = services.pool
         empty = pool.empty()
         state = pool.draft(empty, tokens, with_logits=True).commit()
@@ -68,33 +62,3 @@ async def fork_cost(times: int, tokens: int = TOKENS) -> ForkCost:
         for session in (*forks, parent):
             await session.close()
         return cost
-
-
-class _NoEngine:
-    """Nothing is fed here."""
-
-    def step(self, plan: StepPlan) -> StepResult:
-        raise AssertionError("a fork feeds nothing")
-
-    def go_on(self, plan: StepPlan, turn: Slice) -> StepResult | None:
-        raise AssertionError("a fork feeds nothing")
-
-
-@contextmanager
-def _services() -> Iterator[Services]:
-    told = [one.name for one in fields(Fingerprint) if one.type in (str, "str")]
-    fingerprint = Fingerprint(**dict.fromkeys(told, "none"), experts_per_token=0)
-    thread = EngineThread()
-    try:
-        yield assemble(
-            engine=_NoEngine(),
-            thread=thread,
-            pool=StatePool(K3_STATE),
-            journal=Journal(None, fingerprint, K3_STATE),
-            tokenizer=None,
-            vocab_size=K3_STATE.vocab,
-            max_positions=1 << 20,
-            stop_ids=frozenset(),
-        )
-    finally:
-        thread.close()

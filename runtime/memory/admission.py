@@ -9,6 +9,7 @@ its own; idle sessions of its own are moved out for it, and of no other.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -24,18 +25,37 @@ that waits is told, instead of after `max_wait_s`."""
 
 
 class Reservation:
-    """Bytes kept free for one request. `keep` adjusts them as they turn into live buffers; `close` ends it."""
+    """Bytes kept free for one request until `close`. What is taken or given back within `counting` comes out of them or
+    goes back into them, so that live and reserved bytes together stay what was admitted."""
 
-    __slots__ = ("_admission", "account", "bytes")
+    __slots__ = ("_admission", "account", "bytes", "is_over")
 
     def __init__(self, admission: "Admission", account: Account, size: int) -> None:
         self._admission = admission
         self.account = account
         self.bytes = size
+        self.is_over = False
         account.reserved_bytes += size
 
-    def keep(self, size: int) -> None:
-        """From now on `size` bytes beyond what is live may still be taken."""
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Buffers that the block takes are those promised; those that it gives back are promised again."""
+        before = self._admission.live_bytes
+        try:
+            yield
+        finally:
+            self._keep(max(0, self.bytes + before - self._admission.live_bytes))
+
+    def widen(self, more_bytes: int) -> bool:
+        """Promise so much more if it is free at this moment; whether it was."""
+        if not self._admission.is_free(more_bytes, self.account):
+            return False
+        self._keep(self.bytes + more_bytes)
+        return True
+
+    def _keep(self, size: int) -> None:
+        if self.is_over:
+            return
         shrunk = size < self.bytes
         self.account.reserved_bytes += size - self.bytes
         self.bytes = size
@@ -44,6 +64,14 @@ class Reservation:
 
     def close(self) -> None:
         self._admission.end(self)
+
+    @contextmanager
+    def closing(self) -> Iterator["Reservation"]:
+        """Ends it with the block."""
+        try:
+            yield self
+        finally:
+            self.close()
 
 
 @dataclass(eq=False, slots=True)
@@ -88,6 +116,11 @@ class Admission:
         pool.on_freed = self.freed
 
     @property
+    def live_bytes(self) -> int:
+        """What all states in memory hold."""
+        return self._pool.live_bytes
+
+    @property
     def reserved_bytes(self) -> int:
         return sum(one.bytes for one in self._reservations)
 
@@ -99,8 +132,8 @@ class Admission:
     @property
     def free_bytes(self) -> int | None:
         """What is neither live nor reserved; None without a limit."""
-        limit = self._pool.limit_bytes
-        return None if limit is None else limit - self._pool.live_bytes - self.reserved_bytes
+        limit, pool = self._pool.limit_bytes, self._pool
+        return None if limit is None else limit - pool.live_bytes - pool.beside_bytes - self.reserved_bytes
 
     def check(self, needed_bytes: int, account: Account) -> None:
         """Raise `OverQuota` or `OutOfBudget`, with the numbers, when so much could not be had even alone."""
@@ -141,7 +174,7 @@ class Admission:
                 if not self._anybody_before(one):
                     if self._fits(one):
                         return self._reserve(one.needed_bytes, one.account)
-                    if await self._make_room(one) or self._fits(one):
+                    if await self.make_room(one.needed_bytes, one.account) or self._fits(one):
                         continue
                     self._check_hope(one)
                     is_alone = self._is_alone(one)
@@ -157,12 +190,12 @@ class Admission:
             one.account.waiting -= 1
             self.freed()
 
-    async def _make_room(self, one: _Waiter) -> bool:
-        """Have idle sessions moved out for it: its own namespace's if that is what is full; whether any was."""
-        own = one.account.free_bytes
-        if own is not None and own < one.needed_bytes:
-            return await self.reclaim(one.needed_bytes - own, one.account.namespace)
-        return await self.reclaim(one.needed_bytes - (self.free_bytes or 0), None)
+    async def make_room(self, needed_bytes: int, account: Account) -> bool:
+        """Have idle sessions moved out: the namespace's own if its quota is what is full; whether any was."""
+        own = account.free_bytes
+        if own is not None and own < needed_bytes:
+            return await self.reclaim(needed_bytes - own, account.namespace)
+        return await self.reclaim(needed_bytes - (self.free_bytes or 0), None)
 
     def _check_hope(self, one: _Waiter) -> None:
         """Raise for a generation under way when nobody else is whose end would free memory: it would wait for ever."""
@@ -194,7 +227,8 @@ class Admission:
             line[0].turn.set()
 
     def end(self, reservation: Reservation) -> None:
-        if reservation in self._reservations:
+        if not reservation.is_over:
+            reservation.is_over = True
             self._reservations.discard(reservation)
             reservation.account.reserved_bytes -= reservation.bytes
         self.freed()
@@ -213,8 +247,12 @@ class Admission:
         return (line[0] for line in self._lines.values())
 
     def _fits(self, one: _Waiter) -> bool:
+        return self.is_free(one.needed_bytes, one.account)
+
+    def is_free(self, needed_bytes: int, account: Account) -> bool:
+        """Whether budget and quota leave so much at this moment."""
         free = self.free_bytes
-        return one.account.has_room(one.needed_bytes) and (free is None or one.needed_bytes <= free)
+        return account.has_room(needed_bytes) and (free is None or needed_bytes <= free)
 
     def _reserve(self, size: int, account: Account) -> Reservation:
         reservation = Reservation(self, account, size)

@@ -1,9 +1,16 @@
-"""The invariant behind the budget: every live buffer is held by somebody who can be named, and counted exactly."""
+"""What holds which buffers. The invariant behind the budget: every live buffer is held by somebody who can be named,
+and counted exactly."""
 
 from collections import Counter
 from collections.abc import Iterable
 
-from serai.runtime.state import Buffer, Part, State, StatePool
+from serai.runtime.state import Buffer, Part, State, StatePool, part_bytes
+
+
+def held_bytes(pool: StatePool, *states: State | None) -> int:
+    """Bytes of all buffers that these states hold, a shared one counted once."""
+    buffers = {buffer for state in states if state is not None for buffer in state.buffers()}
+    return sum(part_bytes(pool.layout, buffer.part) for buffer in buffers)
 
 
 def check_holders(pool: StatePool, held: Iterable[State]) -> None:

@@ -26,7 +26,7 @@ def shares(budget: BudgetStatus) -> tuple[Share, ...]:
         Share("trunk", budget.trunk_bytes, Tone.TRUNK),
         Share("scratch", budget.scratch_bytes, Tone.SCRATCH),
         Share("experts", budget.expert_bytes, Tone.EXPERTS),
-        Share("live", budget.live_bytes, Tone.LIVE),
+        Share("live", budget.live_bytes + budget.ids_bytes, Tone.LIVE),
         Share("kept", budget.kept_bytes, Tone.KEPT),
         Share("spare", budget.spare_bytes, Tone.SPARE),
         Share("free", max(budget.free_bytes, 0), Tone.FREE),

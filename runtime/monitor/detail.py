@@ -68,6 +68,7 @@ async def look(runtime: "Runtime", session: "Session", *, store: "Store | None")
     passages = () if tokenizer is None else transcript(ids, tokenizer)
     nodes = session.record.nodes()
     shown, kept = nodes[-MOST_NODES:], session.kept_positions()
+    starts = [0, *(node.position for node in nodes)][-len(shown) - 1 :]
     stored = frozenset[str]() if store is None else await anyio.to_thread.run_sync(_with_snapshot, store, shown)
     return SessionDetail(
         session_id=session.id,
@@ -79,11 +80,11 @@ async def look(runtime: "Runtime", session: "Session", *, store: "Store | None")
                 kind=node.kind.value,
                 position=node.position,
                 turn=node.turn,
-                tokens=len(node.tokens),
+                tokens=node.position - start,
                 stored=node.id in stored,
                 in_memory=node.position in kept,
             )
-            for node in shown
+            for node, start in zip(shown, starts, strict=False)
         ),
         earlier_nodes=len(nodes) - len(shown),
     )

@@ -1,6 +1,7 @@
 """A session and what is written down of it: its timeline, marks on the way, and its whole state when it pauses."""
 
 from collections.abc import Mapping
+from os import PathLike, fspath
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from serai.runtime.services import Services
 from serai.runtime.sessions.holding import Holding
 from serai.runtime.sessions.journal import Point
 from serai.runtime.sessions.live import Life, LiveSession
+from serai.runtime.sessions.migration import migrate
 from serai.runtime.sessions.turns import Timeline
 
 
@@ -117,3 +119,15 @@ class DurableSession(LiveSession):
             point = await self.record.save_settled(await self.hot(), self._timeline, "pause")
         self._end(Life.PAUSED)
         return point
+
+    async def migrate(self, to: str | PathLike[str]) -> Point:
+        """Move the session to another store; when this returns it is owned there, and here no longer.
+
+        `to` is the folder of a store on this machine that nobody has open, where a runtime over that store resumes the
+        session; or the URL of a place (`file:///folder`, `s3://bucket/folder`), from which `Runtime.take` takes it.
+        Only what is missing there is sent. Wants the session idle, at a token boundary: while a reader holds a stream
+        open it raises `SessionBusy`, as every call does. If it fails the session stays open, as it was, unless the
+        other side can't be asked whether it has come (`NotOwner`): then it ends, in doubt, and `Runtime.resume` asks.
+        """
+        with self.use("migrate"):
+            return await migrate(self, self._services.journal, fspath(to))

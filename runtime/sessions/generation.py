@@ -16,6 +16,7 @@ from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.sampling.random import fresh_seed
 from serai.runtime.sampling.sample import Sampled, TokenCounts
 from serai.runtime.sessions.deadline import Deadline
+from serai.runtime.sessions.elsewhere import said_elsewhere
 from serai.runtime.state import State
 from serai.runtime.step import Draw
 from serai.runtime.text.text_stream import TextStream
@@ -188,7 +189,7 @@ class Generation:
         self._text = TextStream(self._services.tokenizer, self._params.stop)
         self._text.replay(ids[start:].tolist())
         if self._services.policy.guess:
-            self._guesser = Guesser(ids, session.said_elsewhere(ids))
+            self._guesser = Guesser(ids, said_elsewhere(session, self._services.live.values(), ids))
             session.worth.begin(self._guesser.least_pattern())
         record = self._params.to_record()
         if self._grammar is not None:

@@ -5,6 +5,7 @@ asked for while it is being moved and simply waits for the move.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import anyio
 import numpy as np
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 
 from serai.runtime.driver import Driver
 from serai.runtime.errors import SeraiError, ShuttingDown
-from serai.runtime.memory.admission import Admission
+from serai.runtime.memory.admission import Admission, Reservation
+from serai.runtime.memory.ledger import held_bytes
 from serai.runtime.memory.residency import Tier
 from serai.runtime.sessions.journal import Journal, Start, Stored
 from serai.runtime.sessions.prefixes import Kept, Prefixes
@@ -38,20 +40,21 @@ class Keeper:
     async def find(self, name: str, *, as_is: bool = False, take_back: bool = False) -> Stored:
         return await self._journal.find(name, as_is=as_is, take_back=take_back)
 
-    async def rebuild(self, stored: Stored) -> tuple[State, bool]:
+    async def rebuild(self, stored: Stored, reservation: Reservation | None = None) -> tuple[State, bool]:
         """The state at a stored point: its nearest snapshot, and a replay of the token ids after that.
 
-        With it, whether that snapshot makes it an inexact one (DESIGN §6).
+        With it, whether that snapshot makes it an inexact one (DESIGN §6). The `reservation` holds what it takes, if
+        there is one.
         """
         start = stored.start
         while start is not None:
-            before = await self._restore(start, stored.node.namespace)
+            before = await self._restore(start, stored.node.namespace, reservation)
             if before is not None:
                 break
             start = await self._journal.start_of(stored.node.id, as_is=stored.as_is)
         else:
             before = self._pool.empty(stored.node.namespace)
-        state = await self._replay(before, stored.timeline, stored.node.session_id)
+        state = await self._replay(before, stored.timeline, stored.node.session_id, reservation)
         return state, stored.node.inexact or (start is not None and start.inexact)
 
     async def at(
@@ -65,7 +68,8 @@ class Keeper:
         before = before or self._pool.empty(namespace)
         if beside is not None and before.position < len(timeline):
             try:
-                self._admission.check(self._pool.most_bytes((beside, before), len(timeline)), before.account)
+                more = self._pool.growth_bytes(before.position, len(timeline) - before.position)
+                self._admission.check(held_bytes(self._pool, beside, before) + more, before.account)
             except BaseException:
                 before.release()
                 raise
@@ -83,8 +87,8 @@ class Keeper:
         found = self._prefixes.deepest(namespace, timeline.ids(), above=0) if exact else None
         return len(timeline) - (0 if found is None else found.position)
 
-    async def known(self, namespace: str, ids: NDArray[np.int32], *, above: int) -> State | None:
-        """The deepest known state of a prefix of `ids` beyond position `above`; the caller owns what it is given.
+    async def nearest(self, namespace: str, ids: NDArray[np.int32], *, above: int) -> Kept | None:
+        """The deepest known prefix of `ids` beyond position `above`, in memory or in the store.
 
         Somebody who is computing a longer one is waited for, so that the same tokens are never computed twice at once.
         """
@@ -92,22 +96,25 @@ class Keeper:
             found = self._prefixes.deepest(namespace, ids, above=above)
             reached = above if found is None else found.position
             computing = self._prefixes.being_computed(namespace, ids, above=reached)
-            if computing is not None:
-                await computing.wait()
-                continue
-            if found is None:
-                return None
+            if computing is None:
+                return found
+            await computing.wait()
+
+    async def known(self, namespace: str, ids: NDArray[np.int32], *, above: int) -> State | None:
+        """The state at the `nearest` known prefix that can be used; the caller owns what it is given."""
+        while (found := await self.nearest(namespace, ids, above=above)) is not None:
             if found.state is not None:
                 return found.state.retain()
-            if (state := await self._from_store(found)) is not None:
+            if (state := await self.from_store(found)) is not None:
                 return state
+        return None
 
-    async def _from_store(self, entry: Kept) -> State | None:
+    async def from_store(self, entry: Kept, reservation: Reservation | None = None) -> State | None:
         """The state of an entry whose snapshot is stored; None when it can't be used, and then it is forgotten."""
         if entry.node_id is None:
             return None
         start = await self._journal.own_start(entry.node_id)
-        state = None if start is None else await self._restore(start, entry.namespace)
+        state = None if start is None else await self._restore(start, entry.namespace, reservation)
         if state is None:
             self._prefixes.lost(entry)
             return None
@@ -131,34 +138,41 @@ class Keeper:
         state, _ = await self._driver.advance("", before, np.array(ids, np.int32))
         return state
 
-    async def _replay(self, before: State, timeline: Timeline, workflow: str) -> State:
+    async def _replay(
+        self, before: State, timeline: Timeline, workflow: str, reservation: Reservation | None = None
+    ) -> State:
         missing = timeline.ids(before.position)
         if len(missing) == 0:
             return before
         try:
-            state, _ = await self._driver.advance(workflow, before, missing, prefill=True)
+            state, _ = await self._driver.advance(workflow, before, missing, prefill=True, reservation=reservation)
         finally:
-            before.release()
+            with nullcontext() if reservation is None else reservation.counting():
+                before.release()
         return state
 
-    async def _restore(self, start: Start, namespace: str) -> State | None:
+    async def _restore(self, start: Start, namespace: str, reservation: Reservation | None = None) -> State | None:
         """The state a snapshot holds, read straight into the pool's memory; None if it can't be used after all."""
         empty = self._pool.empty(namespace)
         if start.position == 0:
             return empty
-        size = session_bytes(self._pool.layout, start.position)
-        reservation = await self._admission.enter(size, account=empty.account, held_bytes=0, going_on=False)
-        try:
+        if reservation is None:
+            size = session_bytes(self._pool.layout, start.position)
+            reservation = await self._admission.enter(size, account=empty.account, held_bytes=0, going_on=False)
+            try:
+                return await self._restore(start, namespace, reservation)
+            finally:
+                reservation.close()
+        with reservation.counting():
             state = self._pool.draft(empty, start.position, with_logits=True).commit()
-        finally:
-            empty.release()
-            reservation.close()
+        empty.release()
         is_whole = False
         try:
             is_whole = await self._journal.load(start, snapshot_of(self._pool.layout, state))
         finally:
             if not is_whole:
-                state.release()
+                with reservation.counting():
+                    state.release()
         if not is_whole:
             return None
         state.source = start.node_id
@@ -213,20 +227,34 @@ class Holding:
         other._lag, other.replay_tokens = self._lag.copy(), self.replay_tokens
         return other
 
-    async def heat(self, record: Record) -> State:
-        """The live state, brought back first if it is cold. The holding keeps it; retain it to keep it longer."""
+    async def heat(self, record: Record, reservation: Reservation | None = None) -> State:
+        """The live state, brought back first if it is cold, within the `reservation` if one is given. The holding keeps
+        it; retain it to keep it longer."""
         async with self._moving:
-            if self._state is not None and self._state.is_spoiled:
-                self._let_go()
+            with nullcontext() if reservation is None else reservation.counting():
+                self._let_go_if_spoiled()
             if self._state is None:
                 await record.flush()
                 stored = await self._keeper.find(record.point())
-                state, _ = await self._keeper.rebuild(stored)
+                state, _ = await self._keeper.rebuild(stored, reservation)
                 self._arrived(state)
                 self._keeper.promotions += 1
-            if self._lag:
-                self._arrived(await self._keeper.catch_up(self._live(), self._lag))
+            await self._catch_up()
             return self._live()
+
+    async def settle(self) -> None:
+        """Let a move that is under way end, and a live state read what it is behind.
+
+        Who reserves memory does so first: a move into memory may wait for just that, and would be waited for.
+        """
+        async with self._moving:
+            self._let_go_if_spoiled()
+            if self._state is not None:
+                await self._catch_up()
+
+    async def _catch_up(self) -> None:
+        if self._lag:
+            self._arrived(await self._keeper.catch_up(self._live(), self._lag))
 
     def _arrived(self, state: State) -> None:
         """What was waited for is here, and nobody may want it any more."""
@@ -263,6 +291,10 @@ class Holding:
         """Free what is held, and whatever a call that is still under way comes back with."""
         self._released = True
         self._let_go()
+
+    def _let_go_if_spoiled(self) -> None:
+        if self._state is not None and self._state.is_spoiled:
+            self._let_go()
 
     def _let_go(self) -> None:
         if self._state is not None:

@@ -61,7 +61,8 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What the store knows of a point: its timeline, and where to start when rebuilding its state (None: from nothing).
+    """What the store knows of a point: the nodes on the way to it, without their token ids; its timeline; and where to
+    start when rebuilding its state (None: from nothing).
 
     `as_is` as it was asked for by.
     """
@@ -94,10 +95,23 @@ class StoredPrefix:
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """A node on its way to the store. Forks share their parent's entries; whoever flushes first writes them."""
+    """A node on its way to the store. Forks share their parent's entries; whoever flushes first writes them.
+
+    A durable one keeps no token ids: they are in the store, and once more in the session's timeline.
+    """
 
     node: NodeRecord
     durable: bool = False
+
+    def written(self) -> None:
+        """The node is in the store."""
+        self.node = without_tokens(self.node)
+        self.durable = True
+
+
+def without_tokens(node: NodeRecord) -> NodeRecord:
+    """The node, but for the ids it added; its position still says how many those were."""
+    return replace(node, tokens=np.zeros(0, np.int32))
 
 
 class Journal:
@@ -131,7 +145,7 @@ class Journal:
         def work() -> None:
             store.record(*(entry.node for entry in fresh))
             for entry in fresh:
-                entry.durable = True
+                entry.written()
 
         with anyio.CancelScope(shield=True):
             async with self._writing:
@@ -272,7 +286,7 @@ class Journal:
             require_owned(store, node.session_id)
         timeline = timeline_of(path)
         return Stored(
-            path=tuple(path),
+            path=tuple(without_tokens(one) for one in path),
             timeline=timeline,
             is_head=is_head,
             start=self._start_of(store, node_id, as_is=as_is),

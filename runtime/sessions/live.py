@@ -8,12 +8,19 @@ from contextlib import asynccontextmanager, contextmanager
 from enum import Enum
 
 from serai.runtime.errors import BadParameter, SessionBusy, SessionClosed
+from serai.runtime.memory.admission import Reservation
 from serai.runtime.memory.residency import Idle, Tier
 from serai.runtime.services import Services
 from serai.runtime.sessions.events import EventKind
 from serai.runtime.sessions.holding import Holding
 from serai.runtime.sessions.record import Record
-from serai.runtime.state import State
+from serai.runtime.state import State, session_bytes
+
+
+def ids_bytes(tokens: int) -> int:
+    """What a session's token ids take in memory, whether it is hot or cold: int32, in blocks of 4 KiB as the system
+    gives them, rounded to the nearest."""
+    return (4 * tokens + 2_048) // 4_096 * 4_096
 
 
 class Life(Enum):
@@ -38,12 +45,14 @@ class LiveSession:
         self.record = Record(services.journal, session_id, namespace=namespace, label=label)
         self.account = services.pool.accounts.of(namespace)
         self.account.sessions += 1
+        self._ids_bytes = 0
         self._services = services
         self._holding = holding
         self._life = Life.OPEN
         self._doing: str | None = None
         self._used_s = services.now_s()
         self._returns_at_s: float | None = None
+        self._count_ids(self.position)
 
     @property
     def position(self) -> int:
@@ -100,14 +109,20 @@ class LiveSession:
 
     # in memory or in the store
 
-    async def hot(self) -> State:
-        """The live state, brought back from the store first if need be. For whoever holds the session."""
+    async def hot(self, reservation: Reservation | None = None) -> State:
+        """The live state, brought back from the store first if need be, within the `reservation` if one is given. For
+        whoever holds the session."""
         self._check_open()
         was = self.tier
-        state = await self._holding.heat(self.record)
+        state = await self._holding.heat(self.record, reservation)
         if was is Tier.COLD:
             self._services.events.tell(EventKind.PROMOTED, self.id)
         return state
+
+    def needed_bytes(self, tokens: int) -> int:
+        """What must be free for the state to be in memory, and beside it token ids up to position `tokens`."""
+        ids = ids_bytes(tokens) - ids_bytes(self.position)
+        return ids + (0 if self.held is not None else session_bytes(self._services.pool.layout, self.position))
 
     def idle(self, now_s: float) -> Idle | None:
         """What moving this session out of memory would bring; None while it is in use, cold or empty."""
@@ -151,6 +166,12 @@ class LiveSession:
 
     def _returns_in_s(self, now_s: float) -> float | None:
         return None if self._returns_at_s is None else max(self._returns_at_s - now_s, 0.0)
+
+    def _count_ids(self, tokens: int) -> None:
+        """Have so many token ids counted in the budget, as this session's, for as long as it is open."""
+        if self._life is Life.OPEN or tokens == 0:
+            before, self._ids_bytes = self._ids_bytes, ids_bytes(tokens)
+            self._services.pool.beside_bytes += self._ids_bytes - before
 
     # open or ended
 
@@ -197,7 +218,9 @@ class LiveSession:
             return  # broken off while `pause` or `close` was writing
         self._life = life
         self.account.sessions -= 1
+        self._count_ids(0)
         self._holding.release()
+        self._services.admission.freed()  # its token ids were counted, too, if it was cold
         self._services.saver.forget(self.id)
         del self._services.live[self.id]
         if all(other.workflow != self.workflow for other in self._services.live.values()):

@@ -14,10 +14,10 @@ from serai.runtime.sessions.journal import Journal, Point
 from serai.runtime.to_the_end import in_thread_to_the_end
 
 if TYPE_CHECKING:
-    from serai.runtime.sessions.session import Session
+    from serai.runtime.sessions.durable import DurableSession
 
 
-async def migrate(session: "Session", journal: Journal, target: str) -> Point:
+async def migrate(session: "DurableSession", journal: Journal, target: str) -> Point:
     """What `Session.migrate` does, for a session held by that call; it has ended unless it is owned here as before."""
     store = _need(journal)
     peer = peer_at(target)

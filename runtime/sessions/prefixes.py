@@ -10,6 +10,7 @@ own; a lookup, or a wait for somebody who is computing the same, touches no othe
 
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import anyio
@@ -42,6 +43,21 @@ class _Tenant:
     positions: list[int] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)
     computing: dict[tuple[int, bytes], anyio.Event] = field(default_factory=dict)
+    waiting: list["_Waiting"] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """Somebody who will compute `ids` beyond position `above` unless another begins to."""
+
+    ids: NDArray[np.int32]
+    above: int
+    tell: Callable[[], None]
+
+    def would_use(self, position: int, digest: bytes) -> bool:
+        if not self.above < position <= len(self.ids):
+            return False
+        return next(digests_at(self.ids, [position])) == (position, digest)
 
 
 class Prefixes:
@@ -94,7 +110,7 @@ class Prefixes:
         tenant = self._tenant(namespace)
         known = tenant.positions
         end = len(ids) if at_most is None else at_most
-        for position, digest in _digests_at(ids, known[bisect_right(known, above) : bisect_right(known, end)]):
+        for position, digest in digests_at(ids, known[bisect_right(known, above) : bisect_right(known, end)]):
             entry = tenant.entries.get((position, digest))
             if entry is not None and (entry.state is not None or entry.node_id is not None):
                 found = entry
@@ -106,22 +122,39 @@ class Prefixes:
         """Set when somebody who is computing a prefix of `ids` beyond `above` has ended, the longest one first."""
         computing = self._tenant(namespace).computing
         found = None
-        for key in _digests_at(ids, sorted({position for position, _ in computing if above < position <= len(ids)})):
+        for key in digests_at(ids, sorted({position for position, _ in computing if above < position <= len(ids)})):
             found = computing.get(key, found)
         return found
 
     def begin(self, namespace: str, position: int, digest: bytes) -> Callable[[], None]:
         """Say that this prefix is being computed, until the function given back is called."""
-        computing, key, ended = self._tenant(namespace).computing, (position, digest), anyio.Event()
+        tenant, key, ended = self._tenant(namespace), (position, digest), anyio.Event()
+        computing = tenant.computing
         if key in computing:
             return ended.set
         computing[key] = ended
+        for one in tenant.waiting:
+            if one.would_use(position, digest):
+                one.tell()
 
         def end() -> None:
-            computing.pop(key, None)
+            if computing.get(key) is ended:
+                del computing[key]
             ended.set()
 
         return end
+
+    @contextmanager
+    def telling(
+        self, namespace: str, ids: NDArray[np.int32], *, above: int, tell: Callable[[], None]
+    ) -> Iterator[None]:
+        """Within, `tell` is called when somebody begins to compute a prefix of `ids` beyond position `above`."""
+        waiting, one = self._tenant(namespace).waiting, _Waiting(ids, above, tell)
+        waiting.append(one)
+        try:
+            yield
+        finally:
+            waiting.remove(one)
 
     def drop(self, entry: Kept) -> None:
         """Forget the state in memory; the entry goes too unless a snapshot is stored."""
@@ -206,7 +239,7 @@ def digest_of(ids: NDArray[np.int32]) -> bytes:
     return blake3(np.ascontiguousarray(ids, dtype="<i4").tobytes()).digest()
 
 
-def _digests_at(ids: NDArray[np.int32], positions: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+def digests_at(ids: NDArray[np.int32], positions: Sequence[int]) -> Iterator[tuple[int, bytes]]:
     """The digests of the prefixes of `ids` of those lengths, which ascend."""
     hasher, done = blake3(), 0
     data = np.ascontiguousarray(ids, dtype="<i4")

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from os import PathLike, fspath
 from typing import Any
 
 import numpy as np
@@ -15,29 +14,26 @@ from serai.runtime.errors import (
     NothingToContinue,
     PromptTooLong,
     SeraiError,
+    SessionClosed,
 )
 from serai.runtime.sampling.grammar import Grammar
-from serai.runtime.sampling.guessing import Worth, tail_beyond
+from serai.runtime.sampling.guessing import Worth
 from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.scheduler import weight_of
 from serai.runtime.services import Services
 from serai.runtime.sessions.contents import Appended, token_ids
 from serai.runtime.sessions.deadline import Deadline, met
 from serai.runtime.sessions.durable import DurableSession
+from serai.runtime.sessions.elsewhere import other_than
 from serai.runtime.sessions.events import EventKind
 from serai.runtime.sessions.generation import Generation
 from serai.runtime.sessions.holding import Holding
-from serai.runtime.sessions.journal import Point
-from serai.runtime.sessions.migration import migrate
 from serai.runtime.sessions.rate import Rate
 from serai.runtime.sessions.record import Record
 from serai.runtime.sessions.trail import Trail
 from serai.runtime.sessions.turns import Timeline
 from serai.runtime.state import State
 from serai.runtime.status import SessionStatus
-
-MOST_ELSEWHERE, MOST_ELSEWHERE_TOKENS = 4, 8_192
-"""So many other texts are searched for guesses, and so much of each: a search takes tens of microseconds."""
 
 
 class Session(DurableSession):
@@ -77,7 +73,7 @@ class Session(DurableSession):
         self.inexact = inexact
         self.priority = priority
         self.worth = Worth()
-        self._taken_back = np.zeros(0, np.int32)
+        self.taken_back = np.zeros(0, np.int32)
         self._rate = Rate()
         self._trail = Trail(services, session_id=session_id, namespace=namespace, workflow=self.workflow)
         services.live[session_id] = self
@@ -123,18 +119,20 @@ class Session(DurableSession):
                 raise PromptTooLong(
                     position=self.position, added_tokens=len(ids), limit_tokens=self._services.max_positions
                 )
-            first, own = self.position == 0, await self.hot()
-            if self._leaves_states:
-                state, reused = await self._trail.read(own, self._timeline, ids, weight=weight, deadline=deadline)
-            else:
-                state, _ = await self._services.driver.advance(self.workflow, own, ids, prefill=True, weight=weight)
-                reused = 0
-            if not self.is_open:  # it ended meanwhile
+            first = self.position == 0
+            await self._holding.settle()
+            shared = self._leaves_states
+            state, reused = await self._trail.read(
+                self, self._timeline, ids, shared=shared, weight=weight, deadline=deadline
+            )
+            own = self.held
+            if own is None:  # it ended meanwhile
                 state.release()
-                self._check_open()
+                raise SessionClosed(session_id=self.id, how=self._life.value)
             async with self._undone_unless_durable(own):
                 self._holding.become(state)
                 self._timeline.appended(ids)
+                self._count_ids(self.position)
                 self.append_metadata = dict(metadata or {})
                 whole = self._timeline.ids()
                 on_the_way = self._trail.on_the_way(own.position, whole) if self.record.is_durable else []
@@ -160,6 +158,7 @@ class Session(DurableSession):
         except BaseException:
             timeline.forks = self._timeline.forks
             self._timeline, self.append_metadata = timeline, metadata
+            self._count_ids(len(timeline))
             self._holding.become(before.retain())
             self._trail.cut(len(timeline))
             self.record.take_back(timeline)
@@ -302,11 +301,12 @@ class Session(DurableSession):
         self._services.events.tell(EventKind.REWOUND, self.id, f"to position {where}")
 
     def _go_back(self, holding: Holding, timeline: Timeline, record: Record) -> None:
-        self._taken_back = tail_beyond(self._timeline.ids(), timeline.ids(), MOST_ELSEWHERE_TOKENS)
+        self.taken_back = other_than(self._timeline.ids(), timeline.ids())
         before, self._holding = self._holding, holding
         before.release()
         timeline.forks = self._timeline.forks  # of those made meanwhile too
         self._timeline, self.record = timeline, record
+        self._count_ids(len(timeline))
         self._trail.cut(len(timeline))
         self.append_metadata = record.append_metadata()
 
@@ -319,16 +319,6 @@ class Session(DurableSession):
             raise PromptTooLong(position=start, added_tokens=len(ids), limit_tokens=self._services.max_positions)
         await self.rewind(position=start)
         return await self.append(ids)
-
-    def said_elsewhere(self, ids: NDArray[np.int32]) -> list[NDArray[np.int32]]:
-        """What its tree says that this timeline, `ids`, doesn't: what it took back last, and its parent and forks.
-
-        A text that is tried again, or by several, is often much like what was said before.
-        """
-        tree = [one for one in self._services.live.values() if one.workflow == self.workflow and one is not self]
-        tree.sort(key=lambda one: one.id != self.parent)
-        tails = [tail_beyond(one.timeline.ids(), ids, MOST_ELSEWHERE_TOKENS) for one in tree[:MOST_ELSEWHERE]]
-        return [tail for tail in (self._taken_back, *tails) if len(tail)]
 
     @property
     def _leaves_states(self) -> bool:
@@ -345,18 +335,6 @@ class Session(DurableSession):
             raise BadParameter(f"fork_many makes at least 1 fork, not {count}")
         self.account.check_sessions(count)
         return [await self.fork() for _ in range(count)]
-
-    async def migrate(self, to: str | PathLike[str]) -> Point:
-        """Move the session to another store; when this returns it is owned there, and here no longer.
-
-        `to` is the folder of a store on this machine that nobody has open, where a runtime over that store resumes the
-        session; or the URL of a place (`file:///folder`, `s3://bucket/folder`), from which `Runtime.take` takes it.
-        Only what is missing there is sent. Wants the session idle, at a token boundary: while a reader holds a stream
-        open it raises `SessionBusy`, as every call does. If it fails the session stays open, as it was, unless the
-        other side can't be asked whether it has come (`NotOwner`): then it ends, in doubt, and `Runtime.resume` asks.
-        """
-        with self.use("migrate"):
-            return await migrate(self, self._services.journal, fspath(to))
 
     async def __aenter__(self) -> "Session":
         self._check_open()
@@ -377,6 +355,7 @@ class Session(DurableSession):
 
     def _note(self, token: int) -> None:
         self._timeline.generated(token)
+        self._count_ids(self.position)
         self.record.generated(token, self._timeline)
         self._rate.count(1, self._services.now_s())
 

@@ -1,16 +1,51 @@
 """The states one session has left on its way, and how it reads on: from the deepest state anybody has left there."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple, Protocol
 
+import anyio
 import numpy as np
 from numpy.typing import NDArray
 
 from serai.checkpoints.nodes import NodeRecord
+from serai.runtime.driver import Stop
+from serai.runtime.memory.accounts import Account
+from serai.runtime.memory.admission import Reservation
+from serai.runtime.memory.ledger import held_bytes
 from serai.runtime.services import Services
 from serai.runtime.sessions.deadline import Deadline
-from serai.runtime.sessions.prefixes import Kept, digest_of, thinned
+from serai.runtime.sessions.prefixes import Kept, digest_of, digests_at, thinned
 from serai.runtime.sessions.turns import Timeline
-from serai.runtime.state import State
+from serai.runtime.state import Part, State, part_bytes, session_bytes
+
+
+class OwnState(Protocol):
+    """What reading on needs of the session: where it stands, what it holds in memory, and to have it there."""
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def held(self) -> State | None: ...
+
+    @property
+    def account(self) -> Account: ...
+
+    def needed_bytes(self, tokens: int) -> int:
+        """What must be free for the session to be brought into memory and to have so many token ids in the end."""
+        ...
+
+    async def hot(self, reservation: Reservation | None = None) -> State: ...
+
+
+class _Place(NamedTuple):
+    """A prefix that is being computed; `ended` says that it no longer is."""
+
+    position: int
+    digest: bytes
+    ended: Callable[[], None]
 
 
 class Trail:
@@ -28,58 +63,144 @@ class Trail:
 
     async def read(
         self,
-        own: State,
+        own: OwnState,
         timeline: Timeline,
         ids: NDArray[np.int32],
         *,
+        shared: bool,
         weight: float = 1.0,
         deadline: Deadline | None = None,
     ) -> tuple[State, int]:
         """The state after `ids` (the caller owns it), and how many of them did not have to be computed.
 
-        `own` is the state at the end of `timeline`. On the way a state is left at every multiple of the policy's
-        `snapshot_every`.
+        `own` is the state at the end of `timeline`. When it is `shared` with others, it begins at the deepest state
+        anybody has left, and on the way one is left at every multiple of the policy's `snapshot_every`, where there is
+        room to keep it.
+
+        Who gets memory for it gets all, that of bringing the session's own state back included: so nobody waits half
+        way for what another holds who waits, too. Meanwhile nobody is kept waiting who begins alike.
         """
-        services, start = self._services, own.position
+        services, start = self._services, len(timeline)
+        if not shared:
+            return await self._read_alone(own, ids, weight), 0
         whole = np.concatenate([timeline.ids(), ids])
-        state = own.retain()  # its session may end while this waits
-        try:
-            found = await services.keeper.known(self._namespace, whole, above=start)
-            if found is not None:
-                state.release()
-                state = found
-            reused, every = state.position - start, services.policy.snapshot_every
-            services.admission.check(services.pool.most_bytes((own, state), len(whole)), own.account)
+        while True:
+            found = await services.keeper.nearest(self._namespace, whole, above=start)
+            begin = start if found is None else found.position
             if deadline is not None:
-                deadline.check("append", services.driver.reading_s(len(whole) - state.position))
-            while state.position < len(whole):
-                end = min((state.position // every + 1) * every, len(whole))
-                going_on = state.position > start + reused
-                before, state = state, await self._compute(state, whole[:end], weight, going_on=going_on)
-                before.release()
-        except BaseException:
-            state.release()
-            raise
-        self.reused_tokens += reused
-        services.driver.counters.reused_tokens += reused
-        return state, reused
+                deadline.check("append", services.driver.reading_s(len(whole) - begin))
+            state = None if found is None or found.state is None else found.state.retain()
+            try:
+                reservation = await self._room(own, whole, begin, state)
+                if reservation is None:
+                    continue
+                with reservation.closing(), self._computing(whole, begin) as places:
+                    mine = (await own.hot(reservation)).retain()  # its session may end while this waits
+                    try:
+                        if state is None and found is not None:
+                            state = await services.keeper.from_store(found, reservation)
+                            if state is None:
+                                continue  # what can't be used is forgotten
+                        after = await self._compute(state or mine, whole, places, reservation, weight)
+                    finally:
+                        mine.release()
+                reused = 0 if state is None else state.position - start
+            finally:
+                if state is not None:
+                    state.release()
+            self.reused_tokens += reused
+            services.driver.counters.reused_tokens += reused
+            return after, reused
 
-    async def _compute(self, before: State, whole: NDArray[np.int32], weight: float, *, going_on: bool) -> State:
-        """The state after all of `whole`, left for others who are waiting for just that.
-
-        `going_on` says that memory is held which only the end of the whole append gives back.
-        """
-        prefixes, digest = self._services.prefixes, digest_of(whole)
-        ended = prefixes.begin(self._namespace, len(whole), digest)
-        try:
-            ids = whole[before.position :]
-            state, _ = await self._services.driver.advance(
-                self._workflow, before, ids, prefill=True, going_on=going_on, weight=weight
+    async def _read_alone(self, own: OwnState, ids: NDArray[np.int32], weight: float) -> State:
+        """The state after `ids`, with nothing taken from others or left for them."""
+        services, end = self._services, own.position + len(ids)
+        needed = own.needed_bytes(end) + services.pool.growth_bytes(own.position, len(ids))
+        held = held_bytes(services.pool, own.held)
+        reservation = await services.admission.enter(needed, account=own.account, held_bytes=held, going_on=False)
+        with reservation.closing():
+            mine = await own.hot(reservation)
+            state, _ = await services.driver.advance(
+                self._workflow, mine, ids, prefill=True, weight=weight, reservation=reservation
             )
-            self._left(prefixes.keep(self._namespace, digest, state, owner=self._session_id))
-        finally:
-            ended()
         return state
+
+    async def _room(
+        self, own: OwnState, whole: NDArray[np.int32], begin: int, state: State | None
+    ) -> Reservation | None:
+        """All the memory for reading `whole` from `begin` on, where `state` is known, or a stored one if that is past
+        the session's own; None when somebody has begun to compute some of it meanwhile."""
+        pool, every = self._services.pool, self._services.policy.snapshot_every
+        stops = (begin // every + 1) * every < len(whole)
+        needed = own.needed_bytes(len(whole)) + pool.growth_bytes(begin, len(whole) - begin, stops=stops)
+        if state is None and begin > own.position:
+            needed += session_bytes(pool.layout, begin)
+        held = held_bytes(pool, own.held, state)
+        with (
+            anyio.CancelScope() as scope,
+            self._services.prefixes.telling(self._namespace, whole, above=begin, tell=scope.cancel),
+        ):
+            reservation = await self._services.admission.enter(
+                needed, account=own.account, held_bytes=held, going_on=False
+            )
+            if not scope.cancel_called:
+                return reservation
+            reservation.close()
+        return None
+
+    @contextmanager
+    def _computing(self, whole: NDArray[np.int32], begin: int) -> Iterator[list[_Place]]:
+        """The places on the way where states are left, the end the last. Until it is reached, or the block ends, each
+        is said to be being computed."""
+        every = self._services.policy.snapshot_every
+        positions = [*range((begin // every + 1) * every, len(whole), every), len(whole)]
+        places = [
+            _Place(position, digest, self._services.prefixes.begin(self._namespace, position, digest))
+            for position, digest in digests_at(whole, positions)
+            if position > begin
+        ]
+        try:
+            yield places
+        finally:
+            for place in places:
+                place.ended()
+
+    async def _compute(
+        self,
+        before: State,
+        whole: NDArray[np.int32],
+        places: Sequence[_Place],
+        reservation: Reservation,
+        weight: float,
+    ) -> State:
+        """The state after all of `whole`."""
+        if before.position == len(whole):
+            return before.retain()
+
+        def reached(place: _Place, state: State) -> None:
+            self._leave_on_the_way(state, place.digest, reservation)
+            place.ended()
+
+        state, _ = await self._services.driver.advance(
+            self._workflow,
+            before,
+            whole[before.position :],
+            prefill=True,
+            weight=weight,
+            stops=[Stop(place.position - before.position, partial(reached, place)) for place in places[:-1]],
+            reservation=reservation,
+        )
+        prefixes = self._services.prefixes
+        self._left(prefixes.keep(self._namespace, places[-1].digest, state, owner=self._session_id))
+        return state
+
+    def _leave_on_the_way(self, state: State, digest: bytes, reservation: Reservation) -> None:
+        """Keep a state that would be let go of in the next step, if there is room, or some of older ones that are
+        kept: what is promised to the append itself is not to be spent on it."""
+        prefixes, pool = self._services.prefixes, self._services.pool
+        size = part_bytes(pool.layout, Part.FIXED) + part_bytes(pool.layout, Part.LOGITS)  # its pages live on
+        if reservation.widen(size) or (prefixes.reclaim(size, self._namespace) > 0 and reservation.widen(size)):
+            self._left(prefixes.keep(self._namespace, digest, state, owner=self._session_id))
 
     def leave(self, state: State, digest: bytes, node: NodeRecord, *, first: bool) -> None:
         """Leave the present state for whoever has the same tokens, and have it written when that would save much."""

@@ -76,6 +76,7 @@ async def fake_runtime(
         async with running(runtime):
             yield runtime
         assert pool.live_bytes == 0, "every buffer came back"
+        assert pool.beside_bytes == 0, "and no ids are counted for a session that has ended"
     finally:
         thread.close()
         if kept is not None:

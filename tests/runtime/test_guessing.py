@@ -10,6 +10,7 @@ from serai.runtime import Runtime, SamplingParams
 from serai.runtime.sampling.guessing import LEAST_PATTERN, LONGEST_PATTERN, PLACES, Guesser, Worth, tail_beyond
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
+from serai.runtime.sessions.elsewhere import said_elsewhere
 from tests.runtime.fake_runtime import fake_runtime
 from tests.runtime.scripted import VOCAB, ScriptedModel
 
@@ -165,4 +166,5 @@ async def test_what_was_taken_back_and_what_a_fork_has_said_is_guessed_again() -
             assert rt.counters.right_guesses - before > 45
         stranger = await rt.session()
         await stranger.append([5, 1, 8])
-        assert stranger.said_elsewhere(stranger.tokens()) == [], "a session of another tree is none of its business"
+        everybody = [session, fork, stranger]
+        assert said_elsewhere(stranger, everybody, stranger.tokens()) == [], "another tree is none of its business"

@@ -8,7 +8,9 @@ import pytest
 
 from serai.runtime.bench import sessions
 from serai.runtime.bench.fork_cost import fork_cost
+from serai.runtime.bench.model import PROMPT_TOKENS
 from serai.runtime.bench.resident import forget_peak, peak_resident_bytes, resident_bytes
+from serai.runtime.bench.tool_wait import ROWS, mid_shape, mid_tool_wait
 from serai.runtime.memory.give_back import give_back_freed
 
 
@@ -43,6 +45,28 @@ def test_a_small_day_is_complete_and_equal_to_solo_runs(tmp_path: Path, monkeypa
     day = report.table[0]
     assert day["completed"] == 8
     assert day["demotions"], "the budget holds only some of them"
+
+
+def test_a_wait_for_a_tool_of_the_mid_size_models_layout_comes_back_as_it_was(tmp_path: Path) -> None:
+    shape = replace(
+        mid_shape(4),
+        vocab=1_024,
+        hidden=128,
+        kda_heads=2,
+        heads=2,
+        q_lora=64,
+        kv_lora=64,
+        dense_inner=192,
+        experts=8,
+        experts_per_token=2,
+        expert_inner=64,
+        expert_latent=64,
+    )
+    wait = anyio.run(mid_tool_wait, tmp_path, ROWS + 2 * PROMPT_TOKENS, shape, lambda _: None)
+    assert wait.same
+    assert wait.tokens == ROWS + 2 * PROMPT_TOKENS
+    assert wait.state_bytes > 0
+    assert min(wait.out_s, wait.back_s, wait.read_s) > 0
 
 
 def test_a_fork_adds_no_bytes_to_a_k3_shaped_state() -> None:

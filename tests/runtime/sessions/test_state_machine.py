@@ -1,6 +1,8 @@
 """Random lives of sessions (`lives`), and of such as are moved out, paused and survive the death of their process."""
 
 import shutil
+from collections import Counter
+from typing import ClassVar
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -8,7 +10,8 @@ from hypothesis.stateful import precondition, rule
 
 from serai.runtime import Runtime
 from serai.runtime.errors import SessionGone
-from tests.runtime.sessions.lives import MOST_SESSIONS, Rested, Sessions, cancelled, places, until_idle
+from tests.runtime.sessions.lives import Sessions
+from tests.runtime.sessions.world import MOST_SESSIONS, Rested, cancelled, places, until_idle
 
 COMMON = settings(
     deadline=None,
@@ -24,6 +27,7 @@ class StoredSessions(Sessions):
     """With a store and little memory: sessions are moved out and come back, are paused, and survive a crash."""
 
     stored = True
+    happened: ClassVar[Counter[str]] = Counter()
 
     @rule(place=places)
     def demote(self, place: int) -> None:
@@ -91,6 +95,20 @@ class StoredSessions(Sessions):
             store.drop_snapshot(snapshots[place % len(snapshots)].node_id)
             self.happened["a lost snapshot"] += 1
 
+    @rule(place=places, background=st.booleans())
+    def lose_what_it_is_resumed_from(self, place: int, background: bool) -> None:
+        known = self.pick(place)
+        store = self.life.rt.store
+        assert store is not None
+        if known is None or not known.ids:
+            return
+        point = str(self.do(known.session.pause()))
+        self.life.sessions.remove(known)
+        store.drop_snapshot(point)
+        self.happened["a resume that replays"] += self.do(self.life.rt.replay_tokens(point)) > 0
+        session = self.do(self.life.rt.resume(point, background=background))
+        self.compare(self.add(session, known.ids, len(known.ids)))
+
     @rule()
     def settle(self) -> None:
         self.do(self.life.rt.settle())
@@ -132,7 +150,24 @@ async def _write_no_more(rt: Runtime) -> None:
 EXAMPLES = settings().max_examples
 """100 unless another profile is chosen (`--hypothesis-profile`), which so makes both searches longer or shorter."""
 
-TestSessions = Sessions.TestCase
-TestSessions.settings = settings(COMMON, max_examples=14 * EXAMPLES)
-TestStoredSessions = StoredSessions.TestCase
-TestStoredSessions.settings = settings(COMMON, max_examples=6 * EXAMPLES)
+
+class TestSessions(Sessions.TestCase):  # type: ignore[misc, valid-type]  # made at run time
+    settings = settings(COMMON, max_examples=14 * EXAMPLES)
+
+    def runTest(self) -> None:  # noqa: N802  # unittest's name
+        super().runTest()
+        everything_came_about(Sessions.happened)
+
+
+class TestStoredSessions(StoredSessions.TestCase):  # type: ignore[misc, valid-type]  # made at run time
+    settings = settings(COMMON, max_examples=6 * EXAMPLES)
+
+    def runTest(self) -> None:  # noqa: N802  # unittest's name
+        super().runTest()
+        everything_came_about(StoredSessions.happened)
+
+
+def everything_came_about(happened: Counter[str]) -> None:
+    never = [what for what, times in happened.items() if not times]
+    assert not never, f"in all those lives there never was {', '.join(never)}"
+    print(*(f"{times:6} {what}" for what, times in happened.most_common()), sep="\n")

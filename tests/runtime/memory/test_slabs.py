@@ -1,0 +1,49 @@
+"""Buffers come from the operating system and go back to it, whatever lies between them."""
+
+import numpy as np
+import pytest
+
+from serai.runtime.bench.resident import resident_bytes
+from serai.runtime.memory.slabs import Slabs
+
+
+@pytest.mark.parametrize("size", [88, 4_096, 8_192, 125_952, 5 << 20])
+def test_buffers_are_aligned_and_none_lies_on_another(size: int) -> None:
+    slabs = Slabs(size)
+    taken = [slabs.take() for _ in range(50 if size < 1 << 20 else 3)]
+    for number, buffer in enumerate(taken):
+        assert buffer.dtype == np.uint8
+        assert buffer.shape == (size,)
+        assert buffer.ctypes.data % 64 == 0
+        buffer.fill(number)
+    for number, buffer in enumerate(taken):
+        assert (buffer == number).all()
+
+
+def test_what_was_given_back_is_taken_first_and_counted_as_spare() -> None:
+    slabs = Slabs(4_096)
+    first, second = slabs.take(), slabs.take()
+    slabs.give_back(first.view(np.float32))
+    assert slabs.spare == 1
+    assert slabs.take().ctypes.data == first.ctypes.data
+    assert slabs.spare == 0
+    slabs.give_back(second)
+    slabs.trim()
+    assert slabs.spare == 0
+    again = slabs.take()
+    again.fill(7)
+    assert (again == 7).all()
+
+
+def test_trimming_gives_memory_back_though_every_other_buffer_stays() -> None:
+    size, count = 24 << 10, 2_000
+    slabs = Slabs(size)
+    taken = [slabs.take() for _ in range(count)]
+    for buffer in taken:
+        buffer.fill(1)
+    full = resident_bytes()
+    for buffer in taken[::2]:
+        slabs.give_back(buffer)
+    slabs.trim()
+    assert full - resident_bytes() > 0.8 * size * count / 2
+    assert all((buffer == 1).all() for buffer in taken[1::2])
