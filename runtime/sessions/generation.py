@@ -23,6 +23,7 @@ from serai.runtime.text.text_stream import TextStream
 
 if TYPE_CHECKING:
     from serai.runtime.services import Services
+    from serai.runtime.sessions.live import LiveSession
     from serai.runtime.sessions.session import Session
 
 
@@ -126,6 +127,10 @@ class Generation:
         """The state after tokens that were read back together and are handed out one by one."""
         return self._after
 
+    def reads(self, session: "LiveSession") -> bool:
+        """Whether it is this session's."""
+        return self._session is session
+
     def __aiter__(self) -> "Generation":
         return self
 
@@ -170,7 +175,7 @@ class Generation:
         # tokens are written down with the session's next durable step.
         if self._begun and self.finish_reason is None:
             self.finish_reason = FinishReason.CANCELLED
-            self._forget_batch()
+            self.forget_batch()
             self._session.dropped()
 
     def _begin(self) -> None:
@@ -332,8 +337,8 @@ class Generation:
         banned = tuple(sorted(self._stop_ids)) if generated < self._params.min_tokens else ()
         return Draw(self._params, self._counts, turn.seed, self._session.timeline.branch, position, banned, written)
 
-    def _forget_batch(self) -> None:
-        """What was read back and not handed out is not part of the session."""
+    def forget_batch(self) -> None:
+        """Let go of what was read back and not handed out: it is not part of the session."""
         self._batch.clear()
         if self._after is not None:
             self._after.release()
@@ -341,7 +346,7 @@ class Generation:
 
     async def _end(self, reason: FinishReason) -> None:
         self.finish_reason = reason
-        self._forget_batch()
+        self.forget_batch()
         try:
             await self._session.record.flush()
             self._session.turn_ended()

@@ -220,6 +220,9 @@ class LiveSession:
         self.account.sessions -= 1
         self._count_ids(0)
         self._holding.release()
+        for generation in tuple(self._services.reading):  # a reader who keeps one and never asks again
+            if generation.reads(self):
+                generation.forget_batch()
         self._services.admission.freed()  # its token ids were counted, too, if it was cold
         self._services.saver.forget(self.id)
         del self._services.live[self.id]

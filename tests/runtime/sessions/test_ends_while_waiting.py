@@ -147,3 +147,19 @@ async def test_a_reader_who_vanishes_frees_its_session_for_who_waits(tmp_path: P
                 await waiting_for_memory(rt)
                 del stream
                 gc.collect()
+
+
+async def test_a_reader_who_is_broken_off_holds_no_state_of_tokens_still_to_come() -> None:
+    async with fake_runtime(ScriptedModel(counting=True), policy=Policy(reuse=True, guess=True)) as rt:
+        session = await rt.session()
+        await session.append([3, 4, 5, 6, 7, 3, 4, 5])
+        reader = session.generate(SamplingParams(temperature=0, max_tokens=20))
+        for _ in range(20):
+            await anext(reader)
+            if reader.ahead is not None:  # guesses were right
+                break
+        assert reader.ahead is not None
+        await rt.close()  # `fake_runtime` asks whether every buffer came back, with `reader` still there
+        with pytest.raises(SessionClosed):
+            await anext(reader)
+        assert session.position == len(session.tokens())
