@@ -77,13 +77,13 @@ class _Request:
         return self.stops[0].tokens if self.stops else len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class _Flight:
-    """A step under way: its requests by key, in the order of the plan's segments."""
+    """A step under way: its requests by key, in the order of the plan's segments, and its seconds on the engine."""
 
     requests: dict[int, _Request]
     plan: StepPlan
-    began_s: float
+    spent_s: float = 0.0
 
 
 class Driver:
@@ -226,6 +226,8 @@ class Driver:
                     await self._one_step()
         finally:
             self.close()
+            if self._narrow is not None:  # this was cancelled; the engine thread is done with the step all the same
+                self._land(self._narrow, StepResult((), aborted=True))
             await self._drop_wide()
             for key in list(self._waiting):
                 self._end(key, self._refusal)
@@ -237,31 +239,33 @@ class Driver:
         flight = self._narrow = self._flight(plan(self._ready(), self.limits))
         turn = Slice()
         if flight is not None:
-            self._land(flight, await self._call(self.engine.step, flight.plan))
+            self._land(flight, await self._call(flight, self.engine.step))
             # Answers and prompts share the engine evenly.
-            turn.until_s = 2 * time.monotonic() - flight.began_s
+            turn.until_s = time.monotonic() + flight.spent_s
         elif self._wide is not None:
             self._open_turn = turn
         elif not self._waiting:
             self._work = anyio.Event()
-        if self._wide is not None:
-            result = await self._call(self.engine.go_on, self._wide.plan, turn)
+        if self._wide is not None and self._refusal is None:
+            result = await self._call(self._wide, self.engine.go_on, turn)
             self._open_turn = None
             if result is not None:
                 self._land(self._wide, result)
 
-    async def _call(self, function: Callable[..., T], *args: object) -> T | StepResult:
-        """Run it on the engine thread. When it breaks, its step counts as aborted, and no more are taken."""
+    async def _call(self, flight: _Flight, function: Callable[..., T], *args: object) -> T | StepResult:
+        """Run the flight's plan on the engine thread. When that breaks it, the step counts as aborted, and no more are
+        taken."""
+        began_s = time.monotonic()
         try:
-            return await self._thread.call(function, *args)
+            return await self._thread.call(function, flight.plan, *args)
         except Exception as error:  # noqa: BLE001  # whatever broke, everybody who waits must hear of it
             self._refusal = EngineFailed(cause=error)
             self._refusal.__cause__ = error
-            for flight in (self._narrow, self._wide):
-                if flight is not None and any(one is flight.plan for one in args):
-                    for request in flight.requests.values():
-                        request.broke_engine = True
+            for request in flight.requests.values():
+                request.broke_engine = True
             return StepResult((), aborted=True)
+        finally:
+            flight.spent_s += time.monotonic() - began_s
 
     def _land(self, flight: _Flight, result: StepResult) -> None:
         """The step has ended."""
@@ -285,14 +289,18 @@ class Driver:
         """Have the engine let go of a wide step that nobody will go on with."""
         if self._wide is not None:
             self._wide.plan.abort.set()
-            with anyio.CancelScope(shield=True):
-                await self._call(self.engine.go_on, self._wide.plan, Slice())
+            try:
+                with anyio.CancelScope(shield=True):
+                    await self._thread.call(self.engine.go_on, self._wide.plan, Slice())
+            except Exception as error:  # noqa: BLE001  # these requests are ended with the refusal there is
+                if self._refusal is not None:
+                    self._refusal.add_note(f"and letting go of a prompt's step failed: {error}")
             self._land(self._wide, StepResult((), aborted=True))
 
     def _note_speed(self, flight: _Flight) -> None:
         rows = flight.plan.rows
-        if rows >= self.limits.step_rows:  # smaller steps read more slowly than a long prompt is read
-            row_s = (time.monotonic() - flight.began_s) / rows
+        if rows >= max(self.limits.step_rows, self.limits.wide_rows):  # smaller steps are slower than a long prompt's
+            row_s = flight.spent_s / rows
             self._row_s = row_s if self._row_s == 0.0 else self._row_s + 0.2 * (row_s - self._row_s)
 
     def _ready(self) -> list[Ready]:
@@ -321,7 +329,7 @@ class Driver:
         requests = {share.key: self._waiting[share.key] for share in shares}
         segments = tuple(self._segment(requests[share.key], share) for share in shares)
         self._now = min(self._served.get(request.workflow, 0.0) for request in requests.values())
-        return _Flight(requests, StepPlan(segments, AbortFlag()), time.monotonic())
+        return _Flight(requests, StepPlan(segments, AbortFlag()))
 
     def _segment(self, request: _Request, share: Share) -> Segment:
         end = request.fed + share.tokens

@@ -3,6 +3,7 @@
 It runs on the engine thread and owns the model's arrays while it does. It knows nothing of sessions, budgets or time.
 """
 
+import math
 from collections.abc import Generator, Iterator, Mapping
 from typing import Protocol
 
@@ -81,6 +82,8 @@ class Engine:
                     outputs: Outputs = end.value
                     return outputs
                 if wait is not None:
+                    if turn is not None and math.isfinite(turn.until_s):
+                        return None  # others are ready now: they don't wait for this one's reads
                     wait(ABORT_CHECK_S)
                 if turn is not None and turn.has_ended():
                     return None

@@ -84,9 +84,14 @@ def plan(ready: Sequence[Ready], limits: Limits) -> tuple[Share, ...]:
 
 
 def plan_wide(ready: Sequence[Ready], limits: Limits) -> tuple[Share, ...]:
-    """Share one wide step among the prompts, as `plan` shares what is left of an ordinary one; nothing unless they have
-    more to be read than one of those would hold."""
-    prompts = sorted((one for one in ready if one.tokens and not one.decoding), key=lambda one: (one.served, one.key))
+    """Share one wide step among the long prompts, as `plan` shares what is left of an ordinary one; nothing unless they
+    have more to be read than one of those would hold.
+
+    A prompt that fits beside answers is no long one: its first token would wait for the whole pass. As many prompts get
+    a share as an ordinary step has rows, since what follows the layers has room for so many ends.
+    """
+    long = [one for one in ready if not one.decoding and one.tokens > limits.prefill_rows_beside_decode]
+    prompts = sorted(long, key=lambda one: (one.served, one.key))[: limits.step_rows]
     if limits.wide_rows <= limits.step_rows or sum(one.tokens for one in prompts) <= limits.step_rows:
         return ()
     return _prompt_shares(prompts, limits.wide_rows)

@@ -3,7 +3,7 @@
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from serai.runtime.scheduler import HIGHEST_PRIORITY, Limits, Ready, Share, plan, weight_of
+from serai.runtime.scheduler import HIGHEST_PRIORITY, Limits, Ready, Share, plan, plan_wide, weight_of
 
 LIMITS = Limits(step_rows=16, prefill_rows_beside_decode=4)
 
@@ -149,3 +149,18 @@ def test_more_who_write_than_fit_leave_prompts_their_part() -> None:
     shares = {share.key: share.tokens for share in plan(ready, LIMITS)}
     assert shares[40] == LIMITS.prefill_rows_beside_decode
     assert sum(shares.values()) == LIMITS.step_rows
+
+
+WIDE = Limits(step_rows=16, prefill_rows_beside_decode=4, wide_rows=64)
+
+
+def test_a_wide_step_takes_long_prompts_only() -> None:
+    ready = [prompt(0, 4, 0.0), prompt(1, 5, 1.0), decoding(2, 9, 0.0), prompt(3, 100, 0.0)]
+    assert plan_wide(ready, WIDE) == (Share(3, 59), Share(1, 5))
+    assert plan_wide([prompt(key, 4, 0.0) for key in range(9)], WIDE) == ()
+
+
+def test_a_wide_step_has_no_more_prompts_than_an_ordinary_one_has_rows() -> None:
+    shares = plan_wide([prompt(key, 100, float(-key)) for key in range(40)], WIDE)
+    assert [share.key for share in shares] == list(range(39, 23, -1))
+    assert sum(share.tokens for share in shares) == 64

@@ -1,6 +1,5 @@
 """Thousands of prompt tokens read layer by layer have the bits of any other way to read them, and starve no answer."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,14 +9,12 @@ import anyio
 import numpy as np
 import pytest
 
-from serai.runtime import SamplingParams, Session, open_runtime
+from serai.runtime import SamplingParams, open_runtime
 from serai.runtime.bench.tiny import TINY_K3, TINY_LINEAR, ExpertType, TinyModel, write_tiny_model
 from serai.runtime.checks.stepping import Stepper
 from serai.runtime.engine import Engine
-from serai.runtime.errors import SeraiError
 from serai.runtime.experts.streamed import StreamedExperts
 from serai.runtime.memory.plan import WIDE_ROWS, plan_memory
-from serai.runtime.models.batch import Batch
 from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
 from serai.runtime.models.scratch import kernel_scratch_bytes
 from serai.runtime.models.scratch_shape import ScratchShape
@@ -26,9 +23,6 @@ from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
 from serai.runtime.state import StatePool
 from serai.runtime.step import AbortFlag, Segment, Slice, StepPlan, StepResult
-from tests.runtime.fake_runtime import fake_runtime
-from tests.runtime.gate import Gate
-from tests.runtime.scripted import GREEDY, ScriptedModel, greedy_by_hand
 
 pytestmark = pytest.mark.anyio
 
@@ -189,68 +183,3 @@ def test_wide_steps_get_memory_only_where_there_is_plenty(tmp_path: Path) -> Non
     least = plan.streaming_floor_bytes.bfloat16
     assert expert_room(found, Precision.FAST, least).wide_rows == 0
     found.files.close()
-
-
-async def test_answers_go_on_beside_a_wide_step() -> None:
-    """A prompt of many layers and pauses; between them the other session says everything it has to say."""
-    rows: list[int] = []
-
-    def slow_when_wide(batch: Batch, layer: int) -> None:
-        rows.append(batch.rows)
-        if batch.rows == 50:
-            time.sleep(0.002)  # longer than a step of one token, as it would be
-
-    model = ScriptedModel(layers=60, before_layer=slow_when_wide)
-    async with fake_runtime(model, limits=Limits(8, 4, wide_rows=64)) as rt:
-        talker, reader = await rt.session(), await rt.session()
-        await talker.append([1, 2, 3])
-        stream = talker.generate(GREEDY)
-        first = await anext(stream)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(reader.append, list(range(1, 11)) * 5)
-            said = [first.id, *[one.id async for one in stream]]
-        assert said == greedy_by_hand([1, 2, 3], 8)
-        wide = [place for place, count in enumerate(rows) if count == 50]
-        between = [count for count in rows[wide[0] : wide[-1]] if count == 1]
-        assert len(wide) == 60
-        assert len(between) >= 60, "at least one answer's step was run in the wide step's pauses"
-        assert reader.position == 50
-
-
-LONG = list(range(1, 11)) * 5
-
-
-async def test_a_reader_that_leaves_ends_its_wide_step() -> None:
-    gate = Gate(1)
-    model = ScriptedModel(layers=1_000_000, before_layer=gate)
-    async with fake_runtime(model, limits=Limits(8, 4, wide_rows=64)) as rt:
-        reader = await rt.session()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(reader.append, LONG)
-            await gate.reached.wait()
-            tasks.cancel_scope.cancel()
-            gate.open()
-        assert reader.position == 0
-        model.layers = 2
-        with anyio.fail_after(5):
-            await reader.append(LONG)
-        assert model.steps == [50, 50]
-
-
-async def test_a_runtime_that_closes_ends_a_wide_step() -> None:
-    gate = Gate(1)
-    model = ScriptedModel(layers=1_000_000, before_layer=gate)
-    failed: list[SeraiError] = []
-
-    async def read(session: Session) -> None:
-        try:
-            await session.append(LONG)
-        except SeraiError as error:
-            failed.append(error)
-
-    with anyio.fail_after(5):
-        async with anyio.create_task_group() as tasks, fake_runtime(model, limits=Limits(8, 4, wide_rows=64)) as rt:
-            tasks.start_soon(read, await rt.session())
-            await gate.reached.wait()
-            gate.open()
-    assert failed
