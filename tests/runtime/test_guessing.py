@@ -143,7 +143,7 @@ def test_a_guess_follows_the_longest_likeness_the_latest_of_several(ids: list[in
     def alike(end: int) -> int:
         return next((n for n in range(end) if ids[end - 1 - n] != ids[-1 - n]), end)
 
-    places = [end for end in range(LEAST_PATTERN, len(ids)) if alike(end) >= LEAST_PATTERN][-PLACES:]
+    places = [end for end in range(LEAST_PATTERN, len(ids)) if alike(end) >= pattern][-PLACES:]
     best = max(places, key=lambda end: (alike(end), end), default=None)
     expected: list[int] = []
     if best is not None and alike(best) >= pattern:
