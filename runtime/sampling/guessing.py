@@ -52,6 +52,7 @@ class Guesser:
         self._ids[:length] = np.concatenate([*texts, ids])
         self._start = length - len(ids)
         self._length = length
+        self._in_vain = (0, 0)  # no pattern so long can have occurred before there are so many tokens
 
     def push(self, token: int) -> None:
         """The next token of the timeline."""
@@ -89,7 +90,7 @@ class Guesser:
         while pattern < LONGEST_PATTERN:
             found = right = 0
             for end in range(max(len(ids) - CHECKED, pattern + 1), len(ids)):
-                places = _places(ids[:end], pattern)
+                places, _ = _places(ids[:end], pattern)
                 if places.size:
                     found += 1
                     right += bool(ids[places[-1]] == ids[end])
@@ -101,8 +102,14 @@ class Guesser:
     def _place(self, pattern: int) -> int | None:
         """Where the earlier occurrence ends that has most in common with the last tokens, at least `pattern`."""
         ids, own = self._ids[: self._length], self._length - self._start
+        vain_pattern, until = self._in_vain
+        if pattern >= vain_pattern and self._length < until:
+            return None
+        places, at_most = _places(ids, pattern)
+        if not places.size:
+            self._in_vain = pattern, self._length + pattern - at_most
         best, longest = None, 0
-        for end in _places(ids, pattern)[: -PLACES - 1 : -1].tolist():
+        for end in places[: -PLACES - 1 : -1].tolist():
             most = min(end, own, LONGEST_PATTERN)
             differ = np.flatnonzero(ids[end - most : end] != ids[len(ids) - most :])
             alike = most if differ.size == 0 else most - 1 - int(differ[-1])
@@ -113,20 +120,20 @@ class Guesser:
         return best
 
 
-def _places(ids: NDArray[np.int32], pattern: int) -> NDArray[np.intp]:
-    """Where the last `pattern` tokens of `ids` have occurred before: the positions behind them, ascending."""
+def _places(ids: NDArray[np.int32], pattern: int) -> tuple[NDArray[np.intp], int]:
+    """Where the last `pattern` tokens of `ids` have occurred before: the positions behind them, ascending. Where there
+    are none, also the most of those last tokens that may have: each further token makes that at most one more."""
     # A pass over all ids, tens of microseconds for 128 Ki of them; few places are left of it.
     found = ids[LEAST_PATTERN - 1 : -1] == ids[-1]
     for back in range(2, LEAST_PATTERN + 1):
         found &= ids[LEAST_PATTERN - back : -back] == ids[-back]
     places = np.flatnonzero(found) + LEAST_PATTERN
-    if places.size and pattern > LEAST_PATTERN:
-        places = places[places >= pattern]
-        for back in range(LEAST_PATTERN + 1, pattern + 1):
-            places = places[ids[places - back] == ids[-back]]
-            if not places.size:
-                break
-    return places
+    most = LEAST_PATTERN
+    while places.size and most < pattern:
+        places = places[places > most]
+        places = places[ids[places - most - 1] == ids[-most - 1]]
+        most += 1
+    return places, most if places.size else most - 1
 
 
 @dataclass(slots=True)

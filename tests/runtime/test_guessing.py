@@ -138,6 +138,19 @@ def test_another_text_counts_from_where_it_leaves_this_one() -> None:
     assert tail_beyond(ids, ids[:100], 10).tolist() == [*range(100 - LONGEST_PATTERN, 110)]
 
 
+@given(
+    st.lists(st.integers(0, 2), min_size=3, max_size=40), st.lists(st.integers(0, 2), max_size=40), st.integers(3, 12)
+)
+def test_what_was_looked_for_in_vain_is_found_once_it_is_there(start: list[int], more: list[int], pattern: int) -> None:
+    watching = Guesser(np.array(start, dtype=np.int32))
+    for length in range(len(start), len(start) + len(more) + 1):
+        ids = [*start, *more][:length]
+        asked = pattern if length % 5 else LEAST_PATTERN
+        assert watching.guess(4, pattern=asked) == Guesser(np.array(ids, dtype=np.int32)).guess(4, pattern=asked)
+        if length < len(start) + len(more):
+            watching.push(more[length - len(start)])
+
+
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 9), st.integers(3, 6))
 def test_a_guess_follows_the_longest_likeness_the_latest_of_several(ids: list[int], most: int, pattern: int) -> None:
     def alike(end: int) -> int:
