@@ -106,7 +106,6 @@ def _read(path: str) -> "tuple[ModelConfig, CheckpointFiles | None]":
     from serai.runtime.errors import SeraiError
     from serai.runtime.models.config import load_config
     from serai.runtime.models.locate import locate_model
-    from serai.runtime.models.open_model import check_files
     from serai.runtime.models.safetensors_files import CheckpointFiles
 
     file = Path(path)
@@ -116,6 +115,10 @@ def _read(path: str) -> "tuple[ModelConfig, CheckpointFiles | None]":
     config = load_config(folder)
     if not any(folder.glob("*.safetensors")):
         return config, None
+    from serai.runtime.models.open_model import (
+        check_files,
+    )  # brings the compiler, which configurations alone don't need
+
     files = CheckpointFiles.open(folder)
     try:
         check_files(config, files)

@@ -25,7 +25,7 @@ class Slabs:
     def __init__(self, size_bytes: int) -> None:
         self._size = size_bytes
         self._stride = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._paged = _MADV_DONTNEED is not None and 8 * (self._stride - size_bytes) <= size_bytes
+        self._paged = _MADV_DONTNEED is not None and 0 < size_bytes >= 8 * (self._stride - size_bytes)
         self._spare: list[NDArray[np.uint8]] = []
         self._dry: list[NDArray[np.uint8]] = []
         self._homes: dict[int, tuple[mmap.mmap, int]] = {}

@@ -20,6 +20,11 @@ def test_buffers_are_aligned_and_none_lies_on_another(size: int) -> None:
         assert (buffer == number).all()
 
 
+def test_a_model_without_a_fixed_state_has_buffers_of_no_bytes() -> None:
+    slabs = Slabs(0)
+    assert [slabs.take().shape, slabs.take().shape] == [(0,), (0,)]
+
+
 def test_what_was_given_back_is_taken_first_and_counted_as_spare() -> None:
     slabs = Slabs(4_096)
     first, second = slabs.take(), slabs.take()
