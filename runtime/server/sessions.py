@@ -192,7 +192,7 @@ class Sessions:
         """Free a session; with `erase`, as if it had never been."""
         with anyio.CancelScope(shield=True):
             if erase:
-                session.forgo_saving()
+                session.forgo_states()
             try:
                 await session.close()
             except SeraiError:

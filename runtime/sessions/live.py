@@ -191,8 +191,8 @@ class LiveSession:
             self._end(Life.CLOSED)
             await self.record.flush()
 
-    def forgo_saving(self) -> None:
-        """Write none of the states that wait to be written in the background: the session will be deleted."""
+    def forgo_states(self) -> None:
+        """Write and keep none of the states it has left on its way: the session will be deleted."""
         self._services.saver.drop(self.id)
 
     def abandon(self) -> None:

@@ -320,6 +320,10 @@ class Session(DurableSession):
         await self.rewind(position=start)
         return await self.append(ids)
 
+    def forgo_states(self) -> None:
+        super().forgo_states()
+        self._trail.cut(0)
+
     @property
     def _leaves_states(self) -> bool:
         return self._services.policy.reuse and not self.inexact

@@ -256,5 +256,6 @@ async def test_what_is_not_to_be_stored_is_not_saved_in_the_background_either(
         assert runtime._services.saver.waiting == 0
         with anyio.fail_after(10):
             await runtime.settle()
-        runtime.check()  # no state in memory but those of sessions and those kept for reuse
+        assert runtime.status().budget.live_bytes == 0, "nor is it kept for others to start from"
+        runtime.check()
     assert "was not written" not in caplog.text
