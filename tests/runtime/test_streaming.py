@@ -12,11 +12,8 @@ from serai.runtime.checks.evaluation import WAYS, evaluate
 from serai.runtime.errors import BudgetTooSmall, SeraiError
 from serai.runtime.experts.errors import ExpertUnreadable
 from serai.runtime.experts.streamed import StreamedExperts
-from serai.runtime.memory.plan import plan_memory
 from serai.runtime.models.open_model import Precision, find_model, load_model
-from serai.runtime.models.scratch import kernel_scratch_bytes
-from serai.runtime.opening import LEAST_CONTEXT_TOKENS
-from serai.runtime.scheduler import Limits
+from tests.runtime.floors import floors
 
 pytestmark = pytest.mark.anyio
 
@@ -50,20 +47,6 @@ def test_the_bits_are_the_same_for_every_number_of_slots(model: Path, precision:
         assert experts.status.slots == slots
         assert experts.status.reads.read_bytes > 0
         loaded.model.close()
-
-
-def floors(model: Path) -> tuple[int, int]:
-    """The budgets under which nothing runs, and under which experts must be streamed."""
-    found = find_model(model)
-    plan = plan_memory(
-        found.config,
-        found.files,
-        context_tokens=LEAST_CONTEXT_TOKENS,
-        step_rows=Limits().step_rows,
-        kernel_scratch_bytes=kernel_scratch_bytes(found.config, Limits().step_rows, fast=True),
-    )
-    found.files.close()
-    return plan.streaming_floor_bytes.bfloat16, plan.floor_bytes.bfloat16
 
 
 async def test_the_budget_decides_what_is_held_and_no_token(model: Path) -> None:

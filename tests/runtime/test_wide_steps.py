@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import anyio
 import numpy as np
@@ -14,15 +15,14 @@ from serai.runtime.bench.tiny import TINY_K3, TINY_LINEAR, ExpertType, TinyModel
 from serai.runtime.checks.stepping import Stepper
 from serai.runtime.engine import Engine
 from serai.runtime.experts.streamed import StreamedExperts
-from serai.runtime.memory.plan import WIDE_ROWS, plan_memory
+from serai.runtime.memory.plan import WIDE_ROWS
 from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
-from serai.runtime.models.scratch import kernel_scratch_bytes
 from serai.runtime.models.scratch_shape import ScratchShape
-from serai.runtime.opening import LEAST_CONTEXT_TOKENS, expert_room
-from serai.runtime.scheduler import Limits
+from serai.runtime.opening import expert_room
 from serai.runtime.services import Policy
 from serai.runtime.state import StatePool
 from serai.runtime.step import AbortFlag, Segment, Slice, StepPlan, StepResult
+from tests.runtime.floors import floors
 
 pytestmark = pytest.mark.anyio
 
@@ -138,23 +138,14 @@ async def test_a_streaming_runtime_reads_long_prompts_wide_and_says_the_same(tmp
     """Beside sessions that answer; as the budget with everything in memory has it."""
     large = replace(TINY_K3, expert_type=ExpertType.MXFP4, experts=64, expert_inner=512, expert_latent=256)
     write_tiny_model(tmp_path / "m", large)
-    found = find_model(tmp_path / "m")
-    plan = plan_memory(
-        found.config,
-        found.files,
-        context_tokens=LEAST_CONTEXT_TOKENS,
-        step_rows=Limits().step_rows,
-        kernel_scratch_bytes=kernel_scratch_bytes(found.config, Limits().step_rows, fast=True),
-    )
-    found.files.close()
-    whole = plan.floor_bytes.bfloat16
+    _, whole = floors(tmp_path / "m")
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 96, 400) for _ in range(3)]
     said = []
     for budget in (whole + (16 << 20), whole - 1):
         async with open_runtime(tmp_path / "m", budget=budget, policy=Policy(reuse=False, guess=False)) as rt:
-            limits = rt._services.driver.limits
-            assert (limits.wide_rows == WIDE_ROWS) == (budget < whole)
+            driver = rt._services.driver
+            assert (driver.limits.wide_rows == WIDE_ROWS) == (budget < whole)
             answers: dict[int, tuple[int, ...]] = {}
 
             async def read(number: int, into: dict[int, tuple[int, ...]]) -> None:
@@ -163,23 +154,18 @@ async def test_a_streaming_runtime_reads_long_prompts_wide_and_says_the_same(tmp
                 params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
                 into[number] = (await session.generate(params).collect()).tokens
 
-            async with anyio.create_task_group() as tasks:
-                for number in range(len(prompts)):
-                    tasks.start_soon(read, number, answers)
+            with patch.object(driver.engine, "go_on", wraps=driver.engine.go_on) as went_on:
+                async with anyio.create_task_group() as tasks:
+                    for number in range(len(prompts)):
+                        tasks.start_soon(read, number, answers)
+            assert went_on.called == (budget < whole)
             said.append(answers)
     assert said[0] == said[1]
 
 
 def test_wide_steps_get_memory_only_where_there_is_plenty(tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "m", TINY_K3)
+    least, _ = floors(tmp_path / "m")
     found = find_model(tmp_path / "m")
-    plan = plan_memory(
-        found.config,
-        found.files,
-        context_tokens=LEAST_CONTEXT_TOKENS,
-        step_rows=Limits().step_rows,
-        kernel_scratch_bytes=kernel_scratch_bytes(found.config, Limits().step_rows, fast=True),
-    )
-    least = plan.streaming_floor_bytes.bfloat16
     assert expert_room(found, Precision.FAST, least).wide_rows == 0
     found.files.close()

@@ -17,7 +17,7 @@ def test_a_short_run_is_complete_and_leaves_nothing(tmp_path: Path, monkeypatch:
     assert set(seen["leaked"]) <= {"memory"}, "a few seconds say nothing of memory: allocators settle for longer"
     assert isinstance(seen["visits"], int)
     assert seen["visits"] > server.CLIENTS // 2
-    assert 0.0 <= (claims["fairness"].value or 0.0) <= 1.0, "a machine at other work may give no token in 5 s"
+    assert claims["fairness"].value is not None
 
 
 def test_fairness_is_jains_index() -> None:
