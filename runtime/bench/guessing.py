@@ -1,11 +1,11 @@
 """What guessing ahead brings a text that copies, and what it costs one where it never pays."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from serai.runtime.bench.report import BenchFailed, Claim
 from serai.runtime.opening import open_runtime
 from serai.runtime.runtime import Runtime
-from serai.runtime.sampling.guessing import Worth
 from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.services import Policy
 from serai.runtime.sessions.session import Session
@@ -53,76 +52,99 @@ def texts(vocab: int, tokens: int) -> tuple[Text, Text, Text]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """How many times faster a text was written with guesses than without, session by session."""
+
+    text: Text
+    ratios: tuple[float, ...]
+    guessed: int
+    right: int
+    with_s: tuple[float, ...]
+    without_s: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.ratios)
+
+    def __str__(self) -> str:
+        low, high = median_interval(self.ratios)
+        return (
+            f"{self.text.what}: {self.median:.3f} ({low:.3f} to {high:.3f} with 95 % confidence), "
+            f"{self.right} of {self.guessed} guesses right"
+        )
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Between which two of the values the median of what they were drawn from lies, with 95 % confidence.
+
+    Whatever the distribution, each value is below its median with a chance of one half, so how many of them are is
+    binomial. All of them are given when there are too few to say more.
+    """
+    ordered, count = sorted(values), len(values)
+    beyond, outside = 0, 0.0  # so many values are left out at either end, with that chance of being wrong
+    while beyond < (count - 1) // 2 and outside + 2 * math.comb(count, beyond) / 2**count <= 0.05:
+        outside += 2 * math.comb(count, beyond) / 2**count
+        beyond += 1
+    beyond = max(beyond - 1, 0)
+    return ordered[beyond], ordered[count - 1 - beyond]
+
+
 async def measure_guessing(
     model: Path, name: str, *, tokens: int, rounds: int, tell: Callable[[str], None]
 ) -> tuple[tuple[Claim, Claim], tuple[dict[str, object], ...]]:
     """How many times faster a text is written with guesses than without."""
-    measured = []
-    policies = (Policy(reuse=False, guess=True), Policy(reuse=False, guess=False))
-    async with open_runtime(model, policy=policies[0]) as with_, open_runtime(model, policy=policies[1]) as without:
-        if with_.facts.config is None:
+    async with open_runtime(model, policy=Policy(reuse=False)) as rt:
+        if rt.facts.config is None:
             raise AssertionError("an opened model has a config")
-        for text in texts(with_.facts.config.vocab_size, tokens):
-            measured.append(await _compare(text, with_, without, rounds, tell))
-    gains = [one["gain"] for one in measured]
-    copying, other = gains[0], min(gains[1:])
+        gains = [await _gain(text, rt, rounds, tell) for text in texts(rt.facts.config.vocab_size, tokens)]
+    copying, other = gains[0].median, min(gain.median for gain in gains[1:])
     how = (
-        f"{name}, fast precision, {rounds} sessions of {tokens} tokens, {SLICE_TOKENS} with and without guessing by "
-        "turns; the tokens are the same"
+        f"{name}, fast precision, medians of {rounds} pairs of sessions of {tokens} tokens in one runtime, "
+        f"{SLICE_TOKENS} with and without guessing by turns; the tokens are the same"
     )
-    said = [f"{one['part']}: {one['gain']:.3f}, {one['right']} of {one['guessed']} guesses right" for one in measured]
+    lower = f"the lower of two ({'; '.join(map(str, gains[1:]))})"
     return (
-        Claim("speculation_gain_copying", copying, "times", ">= 1.5", copying >= 1.5, f"{said[0]}; {how}"),
-        Claim(
-            "speculation_gain_other",
-            other,
-            "times",
-            ">= 0.98",
-            other >= 0.98,
-            f"the lower of two ({'; '.join(said[1:])}); {how}",
-        ),
-    ), tuple({"part": one["part"], "with_s": one["with"], "without_s": one["without"]} for one in measured)
+        Claim.at_least("speculation_gain_copying", copying, "times", 1.5, f"{gains[0]}; {how}"),
+        Claim.at_least("speculation_gain_other", other, "times", 0.98, f"{lower}; {how}"),
+    ), tuple({"part": gain.text.what, "with_s": gain.with_s, "without_s": gain.without_s} for gain in gains)
 
 
-async def _compare(
-    text: Text, with_: Runtime, without: Runtime, rounds: int, tell: Callable[[str], None]
-) -> dict[str, Any]:
-    """The same text by both, a few tokens by turns, so that whatever slows the machine down slows down both alike."""
-    counters = with_.counters
+async def _gain(text: Text, rt: Runtime, rounds: int, tell: Callable[[str], None]) -> Gain:
+    """The same text in pairs of sessions, a few tokens by turns, so that whatever slows the machine slows both alike;
+    and which of a pair is made first changes, so that where their memory lies is nobody's advantage."""
+    counters = rt.counters
     before = counters.guessed_tokens, counters.right_guesses
-    seconds: dict[bool, list[float]] = {True: [], False: []}
+    with_s, without_s = [], []
     for round_ in range(rounds):
         tell(f"round {round_ + 1} of {rounds}: {text.what}")
-        sessions = {True: await _begun(with_, text), False: await _begun(without, text)}
+        order = (True, False) if round_ % 2 else (False, True)
+        sessions = {guess: await _begun(rt, text) for guess in order}
+        seconds = {True: 0.0, False: 0.0}
         for slice_ in range(text.params.max_tokens // SLICE_TOKENS):
-            for guess in (True, False) if slice_ % 2 else (False, True):
+            for guess in order if slice_ % 2 else order[::-1]:
                 began_s = time.perf_counter()
-                await sessions[guess].generate(replace(text.params, max_tokens=SLICE_TOKENS)).collect()
-                seconds[guess].append(time.perf_counter() - began_s)
+                await sessions[guess].generate(replace(text.params, max_tokens=SLICE_TOKENS), guess=guess).collect()
+                seconds[guess] += time.perf_counter() - began_s
         if not np.array_equal(sessions[True].tokens(), sessions[False].tokens()):
             raise BenchFailed(f"guessing changed what was said in {text.what}")
         for session in sessions.values():
             await session.close()
-    return {
-        "part": text.what,
-        "gain": _total(seconds[False]) / _total(seconds[True]),
-        "guessed": counters.guessed_tokens - before[0],
-        "right": counters.right_guesses - before[1],
-        "with": seconds[True],
-        "without": seconds[False],
-    }
-
-
-def _total(seconds: Sequence[float]) -> float:
-    """Their sum, each at most three times the middle one: no try costs a slice so much, but a pause of the machine."""
-    most = 3 * statistics.median(seconds)
-    return sum(min(one, most) for one in seconds)
+        with_s.append(seconds[True])
+        without_s.append(seconds[False])
+    return Gain(
+        text=text,
+        ratios=tuple(off / on for on, off in zip(with_s, without_s, strict=True)),
+        guessed=counters.guessed_tokens - before[0],
+        right=counters.right_guesses - before[1],
+        with_s=tuple(with_s),
+        without_s=tuple(without_s),
+    )
 
 
 async def _begun(rt: Runtime, text: Text) -> Session:
-    """A session that has read the prompt, warm, and has measured nothing yet."""
+    """A session that has read the prompt, and written a little without having measured anything."""
     session = await rt.session()
     await session.append(text.prompt)
-    await session.generate(replace(text.params, max_tokens=4)).collect()
-    session.worth = Worth()
+    await session.generate(replace(text.params, max_tokens=4), guess=False).collect()
     return session

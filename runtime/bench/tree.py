@@ -47,7 +47,7 @@ FULL = Scale(
     fork_position=64_000,
     fork_policy=Policy(),
     answer_tokens=256,
-    rounds=25,
+    rounds=40,
 )
 QUICK = Scale(
     prefix_tokens=500,

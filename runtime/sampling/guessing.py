@@ -19,8 +19,7 @@ twice as long the next time: a text that only seems to repeat itself pays for a 
 copies a page soon has a pattern of any length."""
 
 CHECKED, CHECKED_WITHIN = 24, 2048
-"""How many of a text's last tokens tell whether it can be guessed by itself, and how far back each is looked for: it
-takes under a millisecond, once a generation."""
+"""How many of a text's last tokens tell whether it can be guessed by itself, and how far back each is looked for."""
 
 PLACES = 16
 """Earlier places that are looked at, the latest first."""
@@ -86,16 +85,26 @@ class Guesser:
         one length were mostly wrong, those of twice the length are asked for, and so on.
         """
         ids = self._ids[max(self._start, self._length - CHECKED_WITHIN) : self._length]
+        ends = np.arange(max(len(ids) - CHECKED, LEAST_PATTERN + 1), len(ids))
+        places = np.arange(LEAST_PATTERN, len(ids))
+        alike = places < ends[:, None]
+        for back in range(1, LEAST_PATTERN + 1):
+            alike &= ids[places - back] == ids[ends - back][:, None]
+        which, number = np.nonzero(alike)  # each pair of an end and a place before it that have a pattern in common
+        place = places[number]
         pattern = LEAST_PATTERN
         while pattern < LONGEST_PATTERN:
-            found = right = 0
-            for end in range(max(len(ids) - CHECKED, pattern + 1), len(ids)):
-                places, _ = _places(ids[:end], pattern)
-                if places.size:
-                    found += 1
-                    right += bool(ids[places[-1]] == ids[end])
-            if not found or 2 * right > found + 1:
+            latest = np.zeros(len(ends), np.intp)
+            latest[which] = place  # they ascend, and the last one stays
+            found = latest > 0
+            right = np.count_nonzero(ids[latest[found]] == ids[ends[found]])
+            if not found.any() or 2 * right > np.count_nonzero(found) + 1:
                 break
+            for back in range(pattern + 1, 2 * pattern + 1):
+                enough = place >= back
+                which, place = which[enough], place[enough]
+                same = ids[place - back] == ids[ends[which] - back]
+                which, place = which[same], place[same]
             pattern *= 2
         return pattern
 

@@ -50,6 +50,10 @@ class DurableSession(LiveSession):
         """All token ids read so far, int32 `[position]`."""
         return self._timeline.ids()
 
+    def text(self) -> str:
+        """The timeline as text; control tokens are left out."""
+        return self._services.need_tokenizer().decode(self._timeline.ids().tolist())
+
     def rename(self, label: str) -> None:
         """Call the session something else from now on. Raises `NameInvalid` for what can't be a label."""
         check_text(label, "label", may_be_empty=True)

@@ -97,6 +97,7 @@ class Generation:
         *,
         weight: float = 1.0,
         deadline: Deadline | None = None,
+        guess: bool = False,
     ) -> None:
         params.check_vocabulary(services.vocab_size)
         if grammar is not None and grammar.vocab_size != services.vocab_size:
@@ -111,6 +112,7 @@ class Generation:
         self._params = params
         self._weight = weight
         self._deadline = deadline
+        self._guess = guess
         self._stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else services.stop_ids)
         self._begun = False
         self._count = 0
@@ -193,7 +195,7 @@ class Generation:
         self._counts = TokenCounts(self._services.vocab_size, ids, generation_start=start)
         self._text = TextStream(self._services.tokenizer, self._params.stop)
         self._text.replay(ids[start:].tolist())
-        if self._services.policy.guess:
+        if self._guess:
             self._guesser = Guesser(ids, said_elsewhere(session, self._services.live.values(), ids))
             session.worth.begin(self._guesser.least_pattern())
         record = self._params.to_record()

@@ -79,10 +79,6 @@ class Session(DurableSession):
         services.live[session_id] = self
         services.events.tell(EventKind.OPENED, session_id, label)
 
-    def text(self) -> str:
-        """The timeline as text; control tokens are left out."""
-        return self._services.need_tokenizer().decode(self._timeline.ids().tolist())
-
     async def logits(self) -> NDArray[np.float32]:
         """A copy of the next-token logits, float32 `[vocab_size]`. Raises `NothingToContinue` at position 0."""
         with self.use("logits"):
@@ -173,19 +169,24 @@ class Session(DurableSession):
         grammar: Grammar | None = None,
         priority: int | None = None,
         deadline_s: float | None = None,
+        guess: bool | None = None,
     ) -> Generation:
         """Continue the timeline: an asynchronous iterator of `Token`, each one that the `grammar`, if any, allows.
 
         Nothing runs ahead of the reader: leaving the iteration at any point leaves a session that holds exactly the
         tokens that were handed out. One that is still at it `deadline_s` seconds from now ends there, with that as its
-        reason. `priority` is the session's unless given. Raises `NothingToContinue` at position 0.
+        reason. `priority` is the session's unless given. With `guess`, the runtime's policy unless given, tokens that
+        were read before are guessed where that pays: the same tokens, but several may come at once. Raises
+        `NothingToContinue` at position 0.
         """
         self._check_open()
         if self.position == 0:
             raise NothingToContinue(session_id=self.id)
         weight = weight_of(self.priority if priority is None else priority)
         deadline = Deadline.after(deadline_s)
-        return Generation(self, self._services, params or SamplingParams(), grammar, weight=weight, deadline=deadline)
+        guess = self._services.policy.guess if guess is None else guess
+        params = params or SamplingParams()
+        return Generation(self, self._services, params, grammar, weight=weight, deadline=deadline, guess=guess)
 
     async def fork(
         self,

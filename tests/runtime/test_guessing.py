@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serai.runtime import Runtime, SamplingParams
-from serai.runtime.sampling.guessing import LEAST_PATTERN, LONGEST_PATTERN, PLACES, Guesser, Worth, tail_beyond
+from serai.runtime.sampling.guessing import (
+    CHECKED,
+    LEAST_PATTERN,
+    LONGEST_PATTERN,
+    PLACES,
+    Guesser,
+    Worth,
+    tail_beyond,
+)
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
 from serai.runtime.sessions.elsewhere import said_elsewhere
@@ -51,6 +59,16 @@ async def test_the_tokens_are_the_same_with_guesses_and_without(name: str, rows:
                 assert rt.counters.right_guesses > 45
                 assert rt.counters.steps < 25
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("policy", [PLAIN, GUESSING])
+@pytest.mark.parametrize("guess", [None, False, True])
+async def test_a_generation_says_whether_it_is_guessed(policy: Policy, guess: bool | None) -> None:
+    async with fake_runtime(ScriptedModel(counting=True), policy=policy) as rt:
+        session = await rt.session()
+        await session.append(COUNTED)
+        await session.generate(CASES["greedy"], guess=guess).collect()
+        assert (rt.counters.guessed_tokens > 0) == (policy.guess if guess is None else guess)
 
 
 async def test_leaving_in_the_middle_of_a_batch_keeps_what_was_handed_out() -> None:
@@ -117,6 +135,25 @@ def test_a_text_says_by_itself_how_much_must_repeat_before_it_is_guessed() -> No
         assert Guesser(rng.choice(words, 200)).least_pattern() > LEAST_PATTERN
     for short in range(LEAST_PATTERN + 2):
         assert Guesser(np.zeros(short, dtype=np.int32)).least_pattern() == LEAST_PATTERN
+
+
+@given(st.lists(st.integers(0, 2), max_size=70), st.integers(0, 40))
+def test_how_much_must_repeat_is_what_would_have_been_right_so_far(ids: list[int], tail: int) -> None:
+    ids = [*ids, *ids[:tail]]
+
+    def latest(end: int, pattern: int) -> int | None:
+        places = (place for place in range(end - 1, pattern - 1, -1))
+        return next((place for place in places if ids[place - pattern : place] == ids[end - pattern : end]), None)
+
+    pattern = LEAST_PATTERN
+    while pattern < LONGEST_PATTERN:
+        ends = range(max(len(ids) - CHECKED, pattern + 1), len(ids))
+        tried = [(place, end) for end in ends if (place := latest(end, pattern)) is not None]
+        right = sum(ids[place] == ids[end] for place, end in tried)
+        if not tried or 2 * right > len(tried) + 1:
+            break
+        pattern *= 2
+    assert Guesser(np.array(ids, dtype=np.int32)).least_pattern() == pattern
 
 
 def test_a_guess_may_follow_another_text_but_never_beyond_its_end() -> None:
