@@ -161,8 +161,9 @@ class Status:
 
     def __repr__(self) -> str:
         cold = sum(session.tier == "cold" for session in self.sessions)
+        many = "" if len(self.sessions) == 1 else "s"
         return (
-            f"<{self.model} {self.precision}: {len(self.sessions)} sessions ({cold} cold), "
+            f"<{self.model} {self.precision}: {len(self.sessions)} session{many} ({cold} cold), "
             f"{self.budget.used_bytes / 2**20:,.0f} of {self.budget.budget_bytes / 2**20:,.0f} MiB, "
             f"{self.work.prefilled_tokens:,} tokens read, {self.work.decoded_tokens:,} generated>"
         )

@@ -91,6 +91,11 @@ def pairs(rows: Iterable[tuple[str | Text, str | Text]], *, title: str | None = 
     return made
 
 
+def counted(number: int, noun: str) -> str:
+    """ "1 session", "2 sessions"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def bytes_text(size: int) -> str:
     """A size for people, in powers of 1000: "465 MB", "55.3 kB"."""
     value, unit = float(size), 0

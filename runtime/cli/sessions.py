@@ -12,7 +12,7 @@ import typer
 
 from serai.runtime.cli.monitor import DEFAULT_TARGET, open_source
 from serai.runtime.cli.options import Json
-from serai.runtime.cli.output import reporting
+from serai.runtime.cli.output import counted, reporting
 from serai.runtime.cli.sessions_keep import fsck, gc, rm, tag
 from serai.runtime.cli.sessions_look import diff, ls, resume, show
 from serai.runtime.cli.sessions_move import export, import_, pull, push, settle
@@ -107,7 +107,7 @@ def stored_nodes(store: "Store") -> "list[TreeNode]":
     children: dict[str | None, list[TreeNode]] = {}
     for one in sessions:
         parent = parents[one.session_id] if parents[one.session_id] in parents else None
-        detail = f"{one.position:,} tokens, turn {one.turn:,}, {one.nodes:,} nodes"
+        detail = f"{one.position:,} tokens, turn {one.turn:,}, {counted(one.nodes, 'node')}"
         state = "" if one.has_snapshot else ", no state of its own"
         tier = "paused" if one.has_snapshot else "tokens only"
         node = TreeNode(one.session_id, parent, one.label or one.session_id[:8], detail + state, tier)

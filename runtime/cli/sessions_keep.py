@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serai.runtime.cli.options import Json
-from serai.runtime.cli.output import FAILED, bytes_text, pairs, reporting
+from serai.runtime.cli.output import FAILED, bytes_text, counted, pairs, reporting
 from serai.runtime.cli.stored import StoreFolder, Yes, ask, open_to_change, store_folder
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def rm(
         erased = opened.delete_session(name) if is_session else opened.delete(opened.resolve(name))
         out.result(
             {"erased": name} | asdict(erased),
-            f"erased {erased.nodes:,} nodes and {erased.snapshots:,} states, {bytes_text(erased.file_bytes)}",
+            f"erased {counted(erased.nodes, 'node')} and {counted(erased.snapshots, 'state')}, "
+            f"{bytes_text(erased.file_bytes)}",
         )
 
 
@@ -100,13 +101,15 @@ def gc(
             now_s = opened.now()
             idle = [one for one in opened.sessions() if now_s - one.updated_s > policy.session_idle_s]
             if idle:
-                ask(f"erase {len(idle):,} sessions without activity for {session_days:g} days, for good?", yes=yes)
+                many = counted(len(idle), "session")
+                ask(f"erase {many} without activity for {session_days:g} days, for good?", yes=yes)
         done = collect(opened, policy)
         left = opened.sizes().file_bytes
         out.result(
             asdict(done) | {"file_bytes": left},
-            f"{done.snapshots:,} states and {done.sessions:,} sessions erased, {done.orphan_files:,} stray files "
-            f"removed: {bytes_text(done.freed_bytes)} freed, {bytes_text(left)} left",
+            f"{counted(done.snapshots, 'state')} and {counted(done.sessions, 'session')} erased, "
+            f"{counted(done.orphan_files, 'stray file')} removed: {bytes_text(done.freed_bytes)} freed, "
+            f"{bytes_text(left)} left",
         )
 
 
@@ -136,7 +139,7 @@ def fsck(
             # What a rebuild could not place is still there to be looked at, unless a person says otherwise.
             found = check(opened, remove_orphans=not (keep_orphans or lost))
         problems = (*lost, *found.problems)
-        counts = f"{found.nodes:,} nodes, {found.snapshots:,} states, {found.parts:,} parts"
+        counts = f"{counted(found.nodes, 'node')}, {counted(found.snapshots, 'state')}, {counted(found.parts, 'part')}"
         orphans = "kept" if keep_orphans or lost else "removed"
         out.result(
             asdict(found) | {"problems": list(problems), "clean": not problems, "rebuilt": rebuild},
@@ -153,8 +156,10 @@ def _question(store: "Store", name: str, is_session: bool) -> str:
     """What is about to be erased, with its size."""
     if not is_session:
         node = store.node(store.resolve(name))
-        return f"erase the last {len(node.tokens):,} tokens of session {node.session_id} (node {name}), for good?"
+        return (
+            f"erase the last {counted(len(node.tokens), 'token')} of session {node.session_id} (node {name}), for good?"
+        )
     info = next(one for one in store.sessions() if one.session_id == name)
     tags = sum(store.node(node).session_id == name for node in store.tags().values())
     tagged = f", {tags:,} of them tagged" if tags else ""
-    return f"erase session {name} ({info.position:,} tokens, {info.nodes:,} nodes{tagged}), for good?"
+    return f"erase session {name} ({info.position:,} tokens, {counted(info.nodes, 'node')}{tagged}), for good?"

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from serai.runtime.cli.options import Json, PrecisionName
-from serai.runtime.cli.output import bytes_text, pairs, reporting, table
+from serai.runtime.cli.output import bytes_text, counted, pairs, reporting, table
 from serai.runtime.cli.run import default_store, run
 from serai.runtime.cli.stored import Name, StoreFolder, open_to_look, store_folder, when, words
 
@@ -47,7 +47,8 @@ def ls(store: StoreFolder = None, as_json: Json = False) -> None:
             },
             *([shown] if found else []),
             *([tagged] if tags else []),
-            f"{len(found):,} sessions, {sizes.snapshots:,} states, {bytes_text(sizes.file_bytes)} in {opened.location}",
+            f"{counted(len(found), 'session')}, {counted(sizes.snapshots, 'state')}, {bytes_text(sizes.file_bytes)} "
+            f"in {opened.location}",
         )
 
 
@@ -78,7 +79,7 @@ def show(name: Name, store: StoreFolder = None, as_json: Json = False) -> None:
             *((words(f"Tag {tag}"), words(note)) for tag, note in notes.items()),
             ("Session", f"{node.session_id}, {owner.status.value} at epoch {owner.epoch}"),
             ("At", f"{node.position:,} tokens, turn {node.turn:,}" + (", inexact" if node.inexact else "")),
-            ("Goes on in", f"{len(opened.children(node_id)):,} nodes"),
+            ("Goes on in", counted(len(opened.children(node_id)), "node")),
             ("State", _state_text(state, replayed)),
         ]
         told = {

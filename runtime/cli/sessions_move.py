@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from serai.runtime.cli.options import Json
-from serai.runtime.cli.output import bytes_text, reporting
+from serai.runtime.cli.output import bytes_text, counted, reporting
 from serai.runtime.cli.stored import Name, StoreFolder, Yes, ask, open_to_change, open_to_look
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def export(
             sink.finish()
             if file != PIPE:
                 _rename(unfinished, path)
-        told = f"{moved.nodes:,} nodes and {moved.parts:,} parts: {bytes_text(moved.bytes)} in {file}"
+        told = f"{counted(moved.nodes, 'node')} and {counted(moved.parts, 'part')}: {bytes_text(moved.bytes)} in {file}"
         if file == PIPE:
             out.note(told)
         else:
@@ -106,7 +106,7 @@ def push(
         hint = f"take it by its id: {session_id}" if move else f"fetch it by its id: {moved.node_id}"
         out.result(
             asdict(moved) | {"url": url, "session_id": session_id, "handed_over": move},
-            f"sent {moved.parts:,} parts ({moved.parts_had:,} were there): {bytes_text(moved.bytes)}",
+            f"sent {counted(moved.parts, 'part')} ({moved.parts_had:,} were there): {bytes_text(moved.bytes)}",
             hint,
         )
 
@@ -167,8 +167,11 @@ def settle(
 
 
 def _came(moved: "Moved") -> str:
-    new = f"{moved.nodes:,} nodes, {moved.snapshots:,} states and {moved.parts:,} parts are new"
-    return f"{new} ({moved.parts_had:,} parts were here)\nresume it by its id: {moved.node_id}"
+    nodes, states, parts = (
+        counted(number, noun)
+        for number, noun in ((moved.nodes, "node"), (moved.snapshots, "state"), (moved.parts, "part"))
+    )
+    return f"new: {nodes}, {states} and {parts} ({moved.parts_had:,} were here)\nresume it by its id: {moved.node_id}"
 
 
 def _rename(unfinished: Path, path: Path) -> None:

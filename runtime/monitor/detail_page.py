@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from serai.runtime.cli.output import bytes_text
+from serai.runtime.cli.output import bytes_text, counted
 from serai.runtime.memory.attention import PUBLISHED, AttentionCost
-from serai.runtime.monitor.figures import bar, counted, overlaid, rate_text, sparkline
+from serai.runtime.monitor.figures import bar, overlaid, rate_text, sparkline
 from serai.runtime.monitor.model import Model
 from serai.runtime.monitor.nodes_page import node_mark, node_text
 from serai.runtime.monitor.page import Page, page_of

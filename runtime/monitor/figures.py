@@ -26,11 +26,6 @@ def rate_text(per_second: float) -> str:
     return f"{per_second:.1f}" if per_second < 100 else f"{per_second:,.0f}"
 
 
-def counted(number: int, noun: str) -> str:
-    """ "1 session", "2 sessions"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def sparkline(values: Sequence[float], cells: int, *, top: float | None = None) -> str:
     """The last `cells` values as one row of blocks; the highest block is `top`, or the largest value shown."""
     shown = list(values[-cells:]) if cells > 0 else []

@@ -2,9 +2,9 @@
 
 from rich.cells import cell_len
 
-from serai.runtime.cli.output import bytes_text
+from serai.runtime.cli.output import bytes_text, counted
 from serai.runtime.monitor import keys
-from serai.runtime.monitor.figures import bar, counted, duration_text, rate_text
+from serai.runtime.monitor.figures import bar, duration_text, rate_text
 from serai.runtime.monitor.model import INNER, Model, View
 from serai.runtime.monitor.page import Page, page_of
 from serai.runtime.monitor.text import Line, Span, Tone, fit, line

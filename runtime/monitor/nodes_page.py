@@ -1,7 +1,7 @@
 """A session's nodes: the points it can be forked at, the latest first, and what forking there costs."""
 
+from serai.runtime.cli.output import counted
 from serai.runtime.monitor.detail import NodeStatus, SessionDetail
-from serai.runtime.monitor.figures import counted
 from serai.runtime.monitor.model import Model
 from serai.runtime.monitor.page import Page, page_of
 from serai.runtime.monitor.text import Line, Span, Tone, fit, fit_right, line

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from serai.runtime.monitor.figures import counted
+from serai.runtime.cli.output import counted
 from serai.runtime.monitor.text import Line, Span, Tone, line, wrapped
 from serai.runtime.monitor.transcript import Passage, Voice
 

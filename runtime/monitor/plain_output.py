@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 
 import anyio
 
-from serai.runtime.cli.output import bytes_text
+from serai.runtime.cli.output import bytes_text, counted
 from serai.runtime.monitor.budget_page import budget_page
-from serai.runtime.monitor.figures import counted, rate_text
+from serai.runtime.monitor.figures import rate_text
 from serai.runtime.monitor.model import Model
 from serai.runtime.monitor.page import Page
 from serai.runtime.monitor.sessions_page import sessions_page

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from serai.runtime.cli.output import bytes_text
-from serai.runtime.monitor.figures import counted, duration_text, rate_text, sparkline
+from serai.runtime.cli.output import bytes_text, counted
+from serai.runtime.monitor.figures import duration_text, rate_text, sparkline
 from serai.runtime.monitor.model import Model
 from serai.runtime.monitor.page import Page
 from serai.runtime.monitor.text import Line, Span, Tone, fit, fit_right, line

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from serai.runtime.cli.main import app
-from serai.runtime.cli.output import bytes_text, reporting
+from serai.runtime.cli.output import bytes_text, counted, reporting
 from serai.runtime.errors import BadParameter
 
 CONFIG = Path(__file__).resolve().parents[2] / "data" / "kimi-k3-config.json"
@@ -95,3 +95,7 @@ def test_an_interrupted_command_ends_as_shells_expect(capsys: pytest.CaptureFixt
 )
 def test_sizes_for_people(size: int, text: str) -> None:
     assert bytes_text(size) == text
+
+
+def test_one_is_no_plural() -> None:
+    assert [counted(number, "fork") for number in (0, 1, 1_000)] == ["0 forks", "1 fork", "1,000 forks"]

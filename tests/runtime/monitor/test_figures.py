@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from serai.runtime.monitor.figures import (
     Share,
     bar,
-    counted,
     duration_text,
     plot,
     rate_text,
@@ -53,10 +52,6 @@ def test_a_plot_grows_from_below() -> None:
     assert plot([0, 1, 4, 8], 4, 2, top=8) == ["   █", " ▂██"]
     assert sparkline([0, 1, 8], 4) == "  ▂█"
     assert (bar(1, 1000, 10), bar(10, 10, 10), bar(0, 10, 10), bar(5, 0, 10)) == ("█", "█" * 10, "", "")
-
-
-def test_one_is_no_plural() -> None:
-    assert [counted(number, "fork") for number in (0, 1, 1_000)] == ["0 forks", "1 fork", "1,000 forks"]
 
 
 def test_durations_and_rates_are_short() -> None:
