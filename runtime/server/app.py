@@ -1,7 +1,7 @@
 """The routes, and what every request passes first: its key, its size, its place among those at work."""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -13,10 +13,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serai.runtime.runtime import Runtime
-from serai.runtime.server import completions, extensions, responses, watching
+from serai.runtime.server import completions, extensions, messages, responses, watching
 from serai.runtime.server.callers import ANYBODY, Caller, Keys
 from serai.runtime.server.chat_output import ChatAnswer
 from serai.runtime.server.chat_request import read_chat
+from serai.runtime.server.dialects import dialect_of
 from serai.runtime.server.errors import ApiError
 from serai.runtime.server.json_answers import JSONResponse
 from serai.runtime.server.metrics import StatusCollector
@@ -62,6 +63,7 @@ def make_app(service: Service) -> Starlette:
         ("POST", "/v1/chat/completions", chat_completions),
         *completions.ROUTES,
         *responses.ROUTES,
+        *messages.ROUTES,
         *extensions.ROUTES,
         *watching.ROUTES,
     ]
@@ -76,8 +78,8 @@ def _guarded(service: Service, path: str, endpoint: Endpoint) -> Callable[[Reque
     async def handle(request: Request) -> Response:
         try:
             response = await endpoint(service, request)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer in OpenAI's shape
-            response = error_response(error)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer in its API's shape
+            response = error_response(error, dialect_of(path))
         service.metrics.requests.labels(path, str(response.status_code)).inc()
         return response
 
@@ -86,7 +88,10 @@ def _guarded(service: Service, path: str, endpoint: Endpoint) -> Callable[[Reque
 
 async def _no_route(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    return error_response(ApiError(status, f"there is no {request.method} {request.url.path} here", "unknown_url"))
+    path = request.url.path
+    return error_response(
+        ApiError(status, f"there is no {request.method} {path} here", "unknown_url"), dialect_of(path)
+    )
 
 
 class KeyCheck:
@@ -100,7 +105,7 @@ class KeyCheck:
         if scope["type"] == "http":
             state, key = scope.setdefault("state", {}), ANYBODY
             if self._keys and scope["path"] not in OPEN_PATHS:
-                header = dict(scope["headers"]).get(b"authorization")
+                header = _shown_key(dict(scope["headers"]))
                 holder = self._keys.holder(header or b"")
                 if holder is not None:
                     key = holder
@@ -108,13 +113,21 @@ class KeyCheck:
                     state["has_no_key"] = True
                 else:
                     error = ApiError(
-                        401, "send one of the server's keys as Authorization: Bearer KEY", "invalid_api_key"
+                        401,
+                        "send one of the server's keys as Authorization: Bearer KEY, or as x-api-key",
+                        "invalid_api_key",
                     )
                     error.headers["WWW-Authenticate"] = "Bearer"
-                    await error_response(error)(scope, receive, send)
+                    await error_response(error, dialect_of(scope["path"]))(scope, receive, send)
                     return
             state["caller"] = Caller(key, anyio.current_time())
         await self._app(scope, receive, send)
+
+
+def _shown_key(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """As a Bearer header: Anthropic's clients send a key as `x-api-key`."""
+    header, plain = headers.get(b"authorization"), headers.get(b"x-api-key")
+    return b"Bearer " + plain if header is None and plain is not None else header
 
 
 def _is_local(scope: Scope) -> bool:

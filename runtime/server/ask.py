@@ -111,12 +111,12 @@ def read_params(fields: Fields, *, max_tokens: int | None, logprobs: int | None)
         raise invalid(next((name for name in fields.values if name in str(error)), None), str(error)) from None
 
 
-def read_stops(fields: Fields) -> tuple[str, ...]:
-    stops = tuple(strings(fields, "stop"))
+def read_stops(fields: Fields, name: str = "stop") -> tuple[str, ...]:
+    stops = tuple(strings(fields, name))
     try:
         SamplingParams(stop=stops)
     except BadParameter as error:
-        raise invalid("stop", str(error)) from None
+        raise invalid(name, str(error)) from None
     return stops
 
 

@@ -51,10 +51,15 @@ class ApiError(Exception):
             return "rate_limit_error"
         return "invalid_request_error" if self.status < 500 else "server_error"
 
-    def body(self) -> dict[str, Any]:
+    @property
+    def shown(self) -> str:
+        """The message, cut where it is too long to be sent."""
         whole = self.message
-        message = whole if len(whole) <= MOST_CHARACTERS else f"{whole[:MOST_CHARACTERS]}…"
-        return {"error": {"message": message, "type": self.kind, "param": self.param, "code": self.code}}
+        return whole if len(whole) <= MOST_CHARACTERS else f"{whole[:MOST_CHARACTERS]}…"
+
+    def body(self) -> dict[str, Any]:
+        """In OpenAI's shape."""
+        return {"error": {"message": self.shown, "type": self.kind, "param": self.param, "code": self.code}}
 
     def __str__(self) -> str:
         return self.message

@@ -13,9 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from serai.runtime.server.dialects import OPENAI, Dialect, dialect_of
 from serai.runtime.server.errors import ApiError, api_error
 from serai.runtime.server.json_answers import JSONResponse
-from serai.runtime.server.wire import Moments, Wire, line_of
+from serai.runtime.server.wire import Moments, Wire
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,6 @@ Emit: TypeAlias = Callable[[str | None, Mapping[str, Any]], Awaitable[None]]
 """Takes an event's name, where the protocol names them, and its data."""
 Produce: TypeAlias = Callable[[Wire], Awaitable[None]]
 
-DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
@@ -35,9 +35,9 @@ def tell(error: Exception) -> ApiError:
     return told
 
 
-def error_response(error: Exception) -> Response:
+def error_response(error: Exception, dialect: Dialect = OPENAI) -> Response:
     told = tell(error)
-    return JSONResponse(told.body(), told.status, headers=told.headers)
+    return JSONResponse(dialect.error_body(told), told.status, headers=told.headers)
 
 
 async def whole(request: Request, produce: Callable[[], Awaitable[Mapping[str, Any]]]) -> Response:
@@ -49,7 +49,7 @@ async def whole(request: Request, produce: Callable[[], Awaitable[Mapping[str, A
         try:
             result = JSONResponse(await produce())
         except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
-            result = error_response(error)
+            result = error_response(error, dialect_of(request.url.path))
         tasks.cancel_scope.cancel()
 
     async with anyio.create_task_group() as tasks:
@@ -66,10 +66,10 @@ async def _until_left(receive: Receive, scope: anyio.CancelScope) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events of whatever `produce` emits, with `[DONE]` at the end.
+    """Server-sent events of whatever `produce` emits, and the end that the path's dialect has.
 
     An error before the first event, if it comes within `early_headers_s`, is an answer with its own status; a later
-    one is an event with `error`. A comment is sent after `keep_alive_s` of silence.
+    one is an event. A comment is sent after `keep_alive_s` of silence.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class EventStream(Response):
         self.status_code = 200
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wire = Wire(send, self._moments)
+        wire, dialect = Wire(send, self._moments), dialect_of(scope["path"])
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_until_left, receive, tasks.cancel_scope)
             tasks.start_soon(self._watch, wire, tasks.cancel_scope)
@@ -100,11 +100,11 @@ class EventStream(Response):
             except Exception as error:  # noqa: BLE001  # whatever it is, the client is told
                 told = tell(error)
                 if not wire.begun:
-                    await wire.instead(lambda: error_response(told)(scope, receive, send))
+                    await wire.instead(lambda: error_response(told, dialect)(scope, receive, send))
                     tasks.cancel_scope.cancel()
                     return
-                await wire.put(line_of("error", told.body()))
-            await wire.end(DONE)
+                await wire.put(dialect.error_event(told))
+            await wire.end(dialect.end)
             tasks.cancel_scope.cancel()
 
     async def _watch(self, wire: "Wire", scope: anyio.CancelScope) -> None:

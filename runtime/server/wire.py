@@ -126,8 +126,8 @@ class Wire:
 
 
 def line_of(name: str | None, data: Mapping[str, Any]) -> bytes:
-    """One event as it goes over the wire. An error has no name there: clients look for it in the data."""
+    """One event as it goes over the wire."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     # A lone surrogate, which a model can't write but a request may echo, has no UTF-8 form.
     payload = f"data: {text}\n\n".encode("utf-8", "replace")
-    return payload if name is None or name == "error" else b"event: " + name.encode() + b"\n" + payload
+    return payload if name is None else b"event: " + name.encode() + b"\n" + payload

@@ -87,6 +87,11 @@ class Writer:
         self._undecided: list[Token] = []  # tokens of text that no event has told yet
 
     @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended the reply, if one did."""
+        return self._matcher.stopped_by
+
+    @property
     def reply(self) -> Reply:
         """What has been written so far, as the client saw it."""
         return collect(self._seen)

@@ -21,6 +21,16 @@ CITY = "city='Paris' inhabitants=7"
 SUNNY = "The tool says it is sunny."
 
 EXPECTED = {
+    "anthropic_client.py": (
+        "anthropic",
+        [
+            "streamed: I have read 1 messages.",
+            "thought in pieces: True",
+            "called: [('weather', {'city': 'Paris'})] in pieces: True",
+            f"answered: {SUNNY}",
+            "as an object: [{'city': 'Paris', 'inhabitants': 7}]",
+        ],
+    ),
     "openai_client.py": (
         "openai",
         [

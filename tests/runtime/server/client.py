@@ -78,19 +78,27 @@ class Client:
         body: Mapping[str, Any] | bytes | None = None,
         *,
         key: str | None = None,
+        headers: Mapping[str, str] | None = None,
         stalled: bool = False,
     ) -> Exchange:
         """Send a request without waiting for its answer."""
         exchange = Exchange()
         if not stalled:
             exchange.reading.set()
-        self._tasks.start_soon(self._talk, exchange, method, path, body, key)
+        sent = dict(headers or {}) | ({} if key is None else {"authorization": f"Bearer {key}"})
+        self._tasks.start_soon(self._talk, exchange, method, path, body, sent)
         return exchange
 
     async def call(
-        self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None, *, key: str | None = None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | bytes | None = None,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Exchange:
-        exchange = self.start(method, path, body, key=key)
+        exchange = self.start(method, path, body, key=key, headers=headers)
         await exchange.ended.wait()
         return exchange
 
@@ -109,7 +117,12 @@ class Client:
         return await exchange.events()
 
     async def _talk(
-        self, exchange: Exchange, method: str, path: str, body: Mapping[str, Any] | bytes | None, key: str | None
+        self,
+        exchange: Exchange,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | bytes | None,
+        headers: Mapping[str, str],
     ) -> None:
         raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps({"model": "m", **body}).encode()
         path, _, query = path.partition("?")
@@ -124,7 +137,7 @@ class Client:
             "root_path": "",
             "scheme": "http",
             "headers": [(b"content-length", str(len(raw)).encode())]
-            + ([] if key is None else [(b"authorization", f"Bearer {key}".encode())]),
+            + [(name.encode(), value.encode()) for name, value in headers.items()],
             "client": ("test", 1),
             "server": ("test", 80),
             "state": {},
