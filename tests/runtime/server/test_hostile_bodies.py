@@ -73,6 +73,33 @@ RESPONSES: dict[str, Any] = {
     "stream": False,
     "store": False,
 }
+MESSAGES: dict[str, Any] = {
+    "model": "m",
+    "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "r", "signature": ""},
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "text", "text": "t"},
+                {"type": "tool_use", "id": "c", "name": "f", "input": {"a": "b"}},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "t", "is_error": True}]},
+    ],
+    "tools": [{"name": "f", "description": "d", "input_schema": FUNCTION["parameters"], "strict": False}],
+    "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+    "thinking": {"type": "enabled", "budget_tokens": 1_024},
+    "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+    "metadata": {"user_id": "u"},
+    "max_tokens": 4,
+    "stop_sequences": ["x"],
+    "temperature": 0.5,
+    "top_k": 5,
+    "stream": False,
+}
 COMPLETION: dict[str, Any] = {
     "model": "m",
     "prompt": ["a", [1, 2]],
@@ -87,6 +114,8 @@ OTHERS: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [1, 2, 3]},
     "/v1/responses/input_tokens": RESPONSES,
+    "/v1/messages": MESSAGES,
+    "/v1/messages/count_tokens": MESSAGES,
     "/serai/actions": {"action": "fork", "session": "s", "value": "t"},
 }
 BODIES = {"/v1/chat/completions": CHAT, "/v1/responses": RESPONSES, "/v1/completions": COMPLETION, **OTHERS}
@@ -143,12 +172,13 @@ async def ask(client: Client, path: str, raw: bytes) -> None:
     assert answer.status < 500, (path, raw, said)
     if answer.status == 200 and b"text/event-stream" in answer.headers.get("content-type", "").encode():
         assert b'"internal_error"' not in said
-        assert said.endswith(b"data: [DONE]\n\n")
+        assert said.endswith(b'{"type":"message_stop"}\n\n' if path == "/v1/messages" else b"data: [DONE]\n\n")
         return
     body = json.loads(said)
     if answer.status != 200:
         assert answer.status in (400, 404, 408, 409, 429), (answer.status, raw, body)
-        assert set(body["error"]) == {"message", "type", "param", "code"}
+        more = set() if path.startswith("/v1/messages") else {"param", "code"}
+        assert set(body["error"]) == {"message", "type"} | more
         assert len(body["error"]["message"]) <= 1_001, "one sentence, whatever was sent"
 
 
