@@ -59,13 +59,16 @@ def selfcheck(loaded: LoadedModel, *, store: Path, limit_bytes: int | None = Non
     """Put every promise to the test, one after the other.
 
     `store` is a folder that doesn't exist yet, for the snapshots; `limit_bytes` bounds the states in memory
-    (`OutOfBudget` when that is too few). Raises `LogitsInvalid` for a model that gives no finite numbers.
+    (`OutOfBudget` when that is too few). The promise about wide steps is for models that were loaded with room for
+    them. Raises `LogitsInvalid` for a model that gives no finite numbers.
     """
     checks = _Checks(loaded, limit_bytes, seed)
     yield checks.ways()
     yield checks.company()
     yield checks.threads()
     yield checks.splits()
+    if loaded.model.wide_rows > loaded.model.max_rows:
+        yield checks.wide_steps()
     yield checks.forks()
     yield checks.pauses(store)
     yield checks.old_buffers()
@@ -134,6 +137,20 @@ class _Checks:
         return _promise(
             "any split of a prompt into calls gives the same bits",
             [self._poisoned.ended(self._poisoned.run(tokens, sizes)) == whole for sizes in calls],
+        )
+
+    def wide_steps(self) -> Promise:
+        """Read by one session, and by several of which one begins in the middle of a prompt."""
+        model, lab = self._loaded.model, self._stepper(poison=True)
+        lab.max_rows = model.wide_rows
+        tokens = self._tokens(model.max_rows + SPLIT_TOKENS)
+        parts = [tokens[FORK_AT:], self._tokens(1), tokens[:FORK_AT]]
+        begun = [lab.run(tokens[:FORK_AT]), lab.pool.empty(), lab.pool.empty()]
+        together, _ = lab.feed(list(zip(begun, parts, strict=True)))
+        expected = [self._clean.ended(self._clean.run(one)) for one in (tokens, *parts[1:], tokens)]
+        return _promise(
+            "long prompts read layer by layer give the bits of ordinary steps",
+            [lab.ended(state) == bits for state, bits in zip([*together, lab.run(tokens)], expected, strict=True)],
         )
 
     def forks(self) -> Promise:

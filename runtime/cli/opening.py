@@ -95,7 +95,7 @@ def open_model(
     try:
         if threads is not None:
             set_threads(threads)  # before the plan: each thread has memory of its own
-        slots = expert_room(found, chosen, budget_bytes, held).slots
+        room = expert_room(found, chosen, budget_bytes, held)
         with opening_progress() as tell:
             kernels.warm(lambda step: tell("kernels", step.done, step.total))
             loaded = load_model(
@@ -103,7 +103,8 @@ def open_model(
                 chosen,
                 max_rows=Limits().step_rows,
                 trunk=held,
-                expert_slots=slots,
+                expert_slots=room.slots,
+                wide_rows=room.wide_rows,
                 progress=lambda done, total: tell("weights", done, total),
             )
         try:

@@ -35,6 +35,7 @@ class Flaw(Enum):
     SHARED_WRITES = auto()
     MEMORY_OUTSIDE_THE_STATE = auto()
     ROW_IN_CALL = auto()
+    WIDE_STEPS = auto()
 
 
 class FakeModel:
@@ -44,6 +45,7 @@ class FakeModel:
         self.config = parse_config(TINY_LINEAR.config())
         self.layout = state_layout(self.config, latents)
         self.max_rows = 256
+        self.wide_rows = 400
         self._flaw = flaw
         self._outside = 0.0
 
@@ -86,6 +88,7 @@ class FakeModel:
             Flaw.NEIGHBOURS: lambda: len(batch.seg_pos),
             Flaw.THREADS: threads,
             Flaw.CALL_LENGTH: lambda: rows,
+            Flaw.WIDE_STEPS: lambda: batch.rows > self.max_rows,
         }
         return 1e-3 * sources[self._flaw]() if self._flaw in sources else 0.0
 
