@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.kernels.experts import ExpertLayout
-from serai.runtime.experts.access import Batch, ResidentVisit
+from serai.runtime.experts.access import Batch, ResidentVisit, Visit
 
 
 class AliasedExperts:
@@ -22,17 +22,18 @@ class AliasedExperts:
         self._experts = experts
         self._addresses = addresses
 
-    def visit(self, layer: int, ids: NDArray[np.int32], picks: int, *, in_order: bool = False) -> ResidentVisit:
+    def visit(self, layer: int, ids: NDArray[np.int32], picks: int, *, expected: Visit | None = None) -> ResidentVisit:
         self.wanted += len(ids)
         self.picks += picks
         places = (ids.astype(np.int64) + layer * self._experts) % len(self._addresses)
         return ResidentVisit(Batch(np.arange(len(ids)), self._addresses[places]) if len(ids) else None)
 
+    def expect(self, layer: int) -> ResidentVisit:
+        """Nothing to read."""
+        return ResidentVisit(None)
+
     def guess(self, layer: int, ids: NDArray[np.int32]) -> None:
         """Nothing to read."""
-
-    def wait(self, timeout_s: float) -> None:
-        """Nothing to wait for."""
 
     def close(self) -> None:
         """The memory is somebody else's."""

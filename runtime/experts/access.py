@@ -54,6 +54,11 @@ class Visit(Protocol):
         ...
 
     @property
+    def is_draining(self) -> bool:
+        """Whether the last reads it waits for are under way: the disk has nothing to do after them."""
+        ...
+
+    @property
     def failures(self) -> Mapping[int, SeraiError]:
         """Experts that could not be read, by their place in the visit's ids: no batch will bring them."""
         ...
@@ -82,21 +87,22 @@ class Experts(Protocol):
         """Bytes held of the budget."""
         ...
 
-    def visit(self, layer: int, ids: NDArray[np.int32], picks: int, *, in_order: bool = False) -> Visit:
+    def visit(self, layer: int, ids: NDArray[np.int32], picks: int, *, expected: "Visit | None" = None) -> Visit:
         """Ask for these distinct experts of a layer (counted from 0), which all rows together picked `picks` times.
 
-        With `in_order` they are handed out in the order of `ids`, a few at a time: for when there are so many that
-        they can't all be kept, and what is computed of one can't wait for those before it.
+        With what `expect` gave for the layer, which becomes the visit, they are handed out in the order of `ids`, which
+        must ascend, a few at a time.
         """
+        ...
+
+    def expect(self, layer: int) -> Visit:
+        """The layer will be visited by so many rows that they want nearly all its experts, more than can be kept, in
+        ascending order: read ahead, and keep what was read until it is used. Give it to `visit`, or close it."""
         ...
 
     def guess(self, layer: int, ids: NDArray[np.int32]) -> None:
         """These experts will probably be asked for at `layer`: read them when the disk has nothing better to do, best
         guess first. It changes no result and never takes a slot from what a step is using."""
-        ...
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until any visit may have something to take, but no longer than that."""
         ...
 
     def close(self) -> None: ...
@@ -148,15 +154,18 @@ class ResidentExperts:
     def nbytes(self) -> int:
         return self._records.nbytes
 
-    def visit(self, layer: int, ids: NDArray[np.int32], picks: int, *, in_order: bool = False) -> "ResidentVisit":
+    def visit(
+        self, layer: int, ids: NDArray[np.int32], picks: int, *, expected: Visit | None = None
+    ) -> "ResidentVisit":
         addresses = self._first[layer] + ids.astype(np.int64) * self.layout.record_bytes
         return ResidentVisit(Batch(np.arange(len(ids)), addresses) if len(ids) else None)
 
+    def expect(self, layer: int) -> "ResidentVisit":
+        """Nothing to read."""
+        return ResidentVisit(None)
+
     def guess(self, layer: int, ids: NDArray[np.int32]) -> None:
         """Nothing to read."""
-
-    def wait(self, timeout_s: float) -> None:
-        """Nothing to wait for."""
 
     def close(self) -> None:
         """The memory goes with the last reference to it."""
@@ -166,6 +175,7 @@ class ResidentVisit:
     """A visit that has everything at once."""
 
     failures: Mapping[int, SeraiError] = MappingProxyType({})
+    is_draining = False
 
     def __init__(self, batch: Batch | None) -> None:
         self._batch = batch

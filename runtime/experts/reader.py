@@ -1,7 +1,7 @@
 """Reads experts into their slots: a few threads, each with one read under way, that never need the event loop.
 
-The engine thread posts what it misses and collects what has ended; between the two it computes. Reads that a step waits
-for go before those that are only guessed at.
+The engine thread posts what it misses and collects what has ended; between the two it computes. What goes first is told
+by `Rank`.
 """
 
 import threading
@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,15 @@ from serai.runtime.experts.source import ExpertSource
 
 TRIES = 2
 """A read the disk failed is made once more: many such errors pass, and one that doesn't won't pass the third time."""
+
+
+class Rank(IntEnum):
+    """Whose reads go first: those that a step waits for, then those that a wide one comes to later, for which no answer
+    is to wait, then those that are only guessed at."""
+
+    WANTED = 0
+    LATER = 1
+    GUESSED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +71,7 @@ class ExpertReader:
         self._work = threading.Condition(self._lock)
         self._over = threading.Condition(self._lock)
         # By slot, in the order they came; a slot has at most one read.
-        self._wanted: OrderedDict[int, Read] = OrderedDict()
-        self._guessed: OrderedDict[int, Read] = OrderedDict()
+        self._queues: dict[Rank, OrderedDict[int, Read]] = {rank: OrderedDict() for rank in Rank}
         self._ended: list[Ended] = []
         self._counters = ReadCounters()
         self._under_way = 0
@@ -89,32 +98,35 @@ class ExpertReader:
             under_way_s = time.monotonic() - self._busy_since_s if self._under_way else 0.0
             return replace(self._counters, reading_s=self._counters.reading_s + under_way_s)
 
-    def post(self, reads: Sequence[Read], *, guess: bool = False) -> None:
-        """Have these read, in this order, after what was posted before; guesses after everything that is wanted."""
+    @property
+    def has_wanted(self) -> bool:
+        """Whether reads that a step waits for have not begun yet."""
+        with self._lock:
+            return bool(self._queues[Rank.WANTED])
+
+    def post(self, reads: Sequence[Read], rank: Rank = Rank.WANTED) -> None:
+        """Have these read, in this order, after what was posted before with this rank or a better one."""
         if not reads:
             return
         with self._lock:
-            queue = self._guessed if guess else self._wanted
             for read in reads:
-                queue[read.slot] = read
+                self._queues[rank][read.slot] = read
             self._work.notify(len(reads))
 
-    def promote(self, slots: Iterable[int]) -> None:
-        """These guesses turned out to be wanted; those not begun yet go where wanted reads wait."""
+    def promote(self, slots: Iterable[int], rank: Rank = Rank.WANTED) -> None:
+        """Those of these reads that have a worse rank and were not begun yet go where reads of this one wait."""
         with self._lock:
             for slot in slots:
-                read = self._guessed.pop(slot, None)
-                if read is not None:
-                    self._wanted[slot] = read
+                for worse in list(Rank)[rank + 1 :]:
+                    read = self._queues[worse].pop(slot, None)
+                    if read is not None:
+                        self._queues[rank][slot] = read
 
     def cancel(self, slots: Iterable[int]) -> list[int]:
         """Those of the slots whose reads had not begun; they won't be read now. The others will still end."""
         with self._lock:
-            return [
-                slot
-                for slot in slots
-                if self._wanted.pop(slot, None) is not None or self._guessed.pop(slot, None) is not None
-            ]
+            queues = self._queues.values()
+            return [slot for slot in slots if any(queue.pop(slot, None) is not None for queue in queues)]
 
     def collect(self) -> list[Ended]:
         """What has ended since the last call, without waiting."""
@@ -131,8 +143,8 @@ class ExpertReader:
         """Let reads under way end, drop the others and wait for the threads. Slots may be freed afterwards."""
         with self._lock:
             self._closing = True
-            self._wanted.clear()
-            self._guessed.clear()
+            for queue in self._queues.values():
+                queue.clear()
             self._work.notify_all()
         for thread in self._threads:
             thread.join()
@@ -161,11 +173,11 @@ class ExpertReader:
 
     def _next(self) -> Read | None:
         with self._lock:
-            self._work.wait_for(lambda: self._wanted or self._guessed or self._closing)
+            self._work.wait_for(lambda: any(self._queues.values()) or self._closing)
             if self._closing:
                 return None
-            queue = self._wanted or self._guessed
-            _, read = queue.popitem(last=False)
+            first = next(queue for queue in self._queues.values() if queue)
+            _, read = first.popitem(last=False)
             if self._under_way == 0:
                 self._busy_since_s = time.monotonic()
             self._under_way += 1

@@ -99,8 +99,11 @@ class SlotTable:
         used = int(self._guessed[slots[held]].sum())
         self._now += 1
         self._at_place = self._place[layer]
-        # Guesses of this layer are over, right or wrong: the wrong ones are worth no more than their frequency.
-        self._guessed[(self._key_of != NOT_HELD) & (self._key_of // self.experts == self._at_place)] = False
+        # Guesses of this layer are over, right or wrong: the wrong ones are worth no more than their frequency. What is
+        # pinned was read ahead by a wide pass, for which it has yet to turn out.
+        over = (self._key_of // self.experts == self._at_place) & (self._pins == 0)
+        self._guessed[(self._key_of != NOT_HELD) & over] = False
+        self._guessed[slots[held]] = False
         age = self._now - self._last_used[keys]
         self._frequency[keys] = self._frequency[keys] * fading(age, len(self.layers)) + 1.0
         self._last_used[keys] = self._now
@@ -187,8 +190,8 @@ class SlotTable:
         return bool(self._pins[slot])
 
     def loading_guesses(self, layer: int) -> NDArray[np.int64]:
-        """Slots being filled on a guess that `layer` will need them."""
-        loading = self._guessed & (self._states == _LOADING)
+        """Slots being filled on a guess that `layer` will need them, for which nobody waits yet."""
+        loading = self._guessed & (self._states == _LOADING) & (self._pins == 0)
         return np.flatnonzero(loading & (self._key_of // self.experts == self._place[layer]))
 
     def expert_in(self, slot: int) -> tuple[int, int] | None:

@@ -136,15 +136,15 @@ class TracedExperts:
     def nbytes(self) -> int:
         return self._experts.nbytes
 
-    def visit(self, layer: int, ids: NDArray[np.int32], picks: int, *, in_order: bool = False) -> Visit:
+    def visit(self, layer: int, ids: NDArray[np.int32], picks: int, *, expected: Visit | None = None) -> Visit:
         self._recorder.add(layer, ids, picks)
-        return self._experts.visit(layer, ids, picks, in_order=in_order)
+        return self._experts.visit(layer, ids, picks, expected=expected)
+
+    def expect(self, layer: int) -> Visit:
+        return self._experts.expect(layer)
 
     def guess(self, layer: int, ids: NDArray[np.int32]) -> None:
         self._experts.guess(layer, ids)
-
-    def wait(self, timeout_s: float) -> None:
-        self._experts.wait(timeout_s)
 
     def close(self) -> None:
         self._experts.close()

@@ -7,7 +7,6 @@ at which rows belong together. Nothing here decides anything: it is the formulas
 from collections.abc import Generator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from serai.checkpoints.snapshot import StateLayout
 from serai.kernels.matmul import gather_rows
@@ -15,7 +14,8 @@ from serai.runtime.experts.access import Experts, Wait
 from serai.runtime.models.backbone import Backbone
 from serai.runtime.models.batch import Batch, Outputs
 from serai.runtime.models.config import ModelConfig
-from serai.runtime.models.layers import MOST_ROWS_TO_GUESS, Context, dense_layer, guess_experts, moe_layer
+from serai.runtime.models.layers import Context, dense_layer, moe_layer
+from serai.runtime.models.look_ahead import LookAhead
 from serai.runtime.models.scratch import Scratch
 from serai.runtime.models.trunk import Trunk
 from serai.runtime.models.weights import ModelWeights, MoeWeights
@@ -93,20 +93,14 @@ class KimiModel:
         for index, layer in enumerate(self.weights.layers):
             running = self._backbone.attention(self._context, index, batch, blocks, normed)
             if isinstance(layer.ffn, MoeWeights):
-                yield from moe_layer(self._context, layer.ffn, index, normed, running)
-                self._look_ahead(index, blocks, normed)
+                ahead = LookAhead.of(self._backbone, self._context, index, blocks)
+                early = None if ahead is None else ahead.before_the_last
+                yield from moe_layer(self._context, layer.ffn, index, normed, running, early)
+                if ahead is not None:
+                    ahead.guess()
             else:
                 dense_layer(self._context, layer.ffn, normed, running)
             yield None
         # Of the wanted rows only: the head is the largest matrix of a small model.
         chosen = np.ascontiguousarray(blocks[:, batch.logit_rows])
         return Outputs(self._backbone.logits(self._context, chosen), dict(self._context.failures))
-
-    def _look_ahead(self, index: int, blocks: NDArray[np.float32], normed: NDArray[np.float32]) -> None:
-        """Have experts of the layer after `index` read while its attention is computed, by a guess at what that will
-        add: nothing. Of the guesses on K3-48B with random weights 91 % were wanted, and 55 % of those made from this
-        layer's own input, before its experts were known. Spoils `normed`."""
-        following = self._backbone.following(index)
-        if following is not None and self._context.looks_ahead and len(normed) <= MOST_ROWS_TO_GUESS:
-            self._backbone.skip_attention(index + 1, blocks, normed)
-            guess_experts(self._context, following, index + 1, normed)

@@ -1,7 +1,8 @@
 """The four kinds of sub-layer, each from its normalised input `[rows, hidden]` to the running sum it adds to."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -24,9 +25,6 @@ from serai.runtime.models.batch import Batch
 from serai.runtime.models.config import ModelConfig, MoeConfig
 from serai.runtime.models.scratch import Scratch
 from serai.runtime.models.weights import DenseWeights, KdaWeights, MlaWeights, MoeWeights
-
-MOST_ROWS_TO_GUESS = 64
-"""More rows want nearly every expert of the next layer, and the layer itself will ask for them soon enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +80,11 @@ def product(
             matmul_fast(activations, matrix, out, start, add)
         else:
             matmul(x, 0, matrix, out, start, add)
+
+
+LooksAhead = Callable[[MoeWeights, NDArray[np.float32], NDArray[np.float32], NDArray[np.float32] | None], None]
+"""Given a layer's weights, the outputs of its experts so far (zeros for the rest), the weights of the picks and the
+shared experts' inner activations, has something read for the layer after it."""
 
 
 def kda_layer(
@@ -205,10 +208,12 @@ def moe_layer(
     layer: int,
     normed: NDArray[np.float32],
     running: NDArray[np.float32],
+    look_ahead: LooksAhead | None,
 ) -> Iterator[Wait]:
     """Routed experts (on a latent, where the model has one) and shared ones; adds to `running`.
 
-    Pauses while experts are being read, saying what to wait for. `layer` counts all layers from 0.
+    Pauses while experts are being read, saying what to wait for. `layer` counts all layers from 0. `look_ahead` is
+    called at most once: when the last experts are being read and all others have been computed with.
     """
     moe, scratch, rows = context.moe, context.scratch, len(normed)
     scores = scratch.view("scores", rows, moe.experts)
@@ -224,21 +229,16 @@ def moe_layer(
         if weights.shared_down is not None:
             shared = shared_inner(context, weights, projected, scratch.view("wide", rows, moe.shared_inner))
         each = scratch.view("expert_out", picks.size, moe.latent)
-        yield from _routed_experts(context, visit, found, source, column, picks, each)
+        early: Callable[[], None] | None = None
+        if look_ahead is not None:
+            each[:] = 0  # it sums what there is
+            early = partial(look_ahead, weights, each, pick_weights, shared)
+        yield from _routed_experts(context, visit, found, source, column, picks, each, early)
     finally:
         visit.close()
     routed = scratch.view("mixed", rows, moe.latent)
     combine(each, pick_weights, routed)
     add_experts(context, weights, routed, shared, running)
-
-
-def guess_experts(context: Context, weights: MoeWeights, layer: int, normed: NDArray[np.float32]) -> None:
-    """Have experts read that `layer`'s router would pick if `normed` were its input; it changes no result."""
-    moe, scratch, rows = context.moe, context.scratch, len(normed)
-    scores, picks = scratch.view("scores", rows, moe.experts), scratch.picks(rows)
-    route_rows(context, weights, normed, scores, picks, scratch.view("pick_weights", rows, moe.experts_per_token))
-    ids, counts = np.unique(picks, return_counts=True)
-    context.experts.guess(layer, ids[np.argsort(-counts, kind="stable")])
 
 
 def expert_inputs(
@@ -319,6 +319,7 @@ def _routed_experts(
     column: int,
     picks: NDArray[np.int32],
     each: NDArray[np.float32],
+    before_the_last: Callable[[], None] | None,
 ) -> Iterator[Wait]:
     """What every pair's expert makes of its row's source, into `each` `[rows * picks, latent]`.
 
@@ -347,6 +348,9 @@ def _routed_experts(
                 quantised=scratch.quantised,
             )
         elif not visit.finished:
+            if before_the_last is not None and visit.is_draining:
+                before_the_last()
+                before_the_last = None
             yield visit.wait
     for place, error in visit.failures.items():
         lost = pairs[starts[place] : starts[place + 1]]

@@ -71,6 +71,11 @@ class Scratch:
         """Buffer `name` as float32 `[rows, width]`; what it holds is unknown."""
         return self._floats[name][: rows * width].reshape(rows, width)
 
+    def spare(self, name: str, rows: int, width: int, number: int = 1) -> NDArray[np.float32]:
+        """As `view`, but behind what that gives, or `number` times as far: for steps that leave so much room unused."""
+        start = number * rows * width
+        return self._floats[name][start : start + rows * width].reshape(rows, width)
+
     def activations(self, rows: int, columns: int) -> Quantized:
         """Room for that many rows as 8-bit numbers, for a product with 8-bit weights; what it holds is unknown."""
         if self._activations is None:
@@ -85,3 +90,8 @@ class Scratch:
     def picks(self, rows: int) -> NDArray[np.int32]:
         """The experts each row is sent to, int32 `[rows, experts_per_token]`."""
         return self._picks[: rows * self._shape.picks].reshape(rows, self._shape.picks)
+
+    def spare_picks(self, rows: int) -> NDArray[np.int32]:
+        """As `picks`, behind what that gives."""
+        count = rows * self._shape.picks
+        return self._picks[count : 2 * count].reshape(rows, self._shape.picks)

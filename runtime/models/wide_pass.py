@@ -8,6 +8,7 @@ work. Only what must outlive a tile is held for all rows.
 
 import ctypes
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from math import prod
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from serai.kernels.matmul import gather_rows
 from serai.kernels.matrix import aligned
-from serai.runtime.experts.access import Wait
+from serai.runtime.experts.access import Visit, Wait
 from serai.runtime.models.backbone import Backbone, Floats
 from serai.runtime.models.batch import Batch, Outputs, cut_rows
 from serai.runtime.models.layers import Context, add_experts, dense_layer, expert_inputs, route_rows, shared_inner
@@ -69,23 +70,28 @@ class WidePass:
         tiles = list(self._tiles(batch))
         for tile in tiles:
             gather_rows(weights.embedding, tile.batch.tokens, tile.blocks[0])
-        for index, layer in enumerate(weights.layers):
-            moe = layer.ffn if isinstance(layer.ffn, MoeWeights) else None
-            if moe is not None:
-                self._expect(index)
-            for tile in tiles:
-                normed = context.scratch.view("normed", tile.end - tile.first, context.config.hidden_size)
-                if tile.goes_on and isinstance(layer.attention, KdaWeights):
-                    self._carry_over(self._backbone.of_kind(index), tile.batch)
-                running = self._backbone.attention(context, index, tile.batch, tile.blocks, normed)
+        routed = self._routed.first(batch.rows)
+        expected: Visit | None = None
+        try:
+            for index, layer in enumerate(weights.layers):
+                moe = layer.ffn if isinstance(layer.ffn, MoeWeights) else None
+                if moe is not None and expected is None:
+                    expected = context.experts.expect(index)
+                for tile in tiles:
+                    self._tile(index, tile)
+                    yield None
                 if moe is not None:
-                    self._into_experts(moe, tile, normed)
-                elif not isinstance(layer.ffn, MoeWeights):
-                    dense_layer(context, layer.ffn, normed, running)
-                yield None
-            if moe is not None:
-                following = None if self._backbone.following(index) is None else index + 1
-                yield from self._experts(moe, index, following, tiles)
+                    ids, picks = routed.group(context.moe.experts), routed.picks.size
+                    with closing(context.experts.visit(index, ids, picks, expected=expected)) as visit:
+                        more = self._backbone.following(index) is not None
+                        expected = context.experts.expect(index + 1) if more else None
+                        yield from routed_experts(context, visit, self._source[: batch.rows], routed)
+                    for tile in tiles:
+                        self._from_experts(moe, index, tile)
+                        yield None
+        finally:
+            if expected is not None:
+                expected.close()
         return Outputs(self._logits(batch, tiles), dict(context.failures))
 
     def _tiles(self, batch: Batch) -> Iterator[_Tile]:
@@ -95,6 +101,18 @@ class WidePass:
             blocks = self._blocks[first * self._width : end * self._width]
             cut, goes_on = cut_rows(batch, first, end, between)
             yield _Tile(first, end, cut, blocks.reshape(shape.blocks, end - first, shape.hidden), goes_on)
+
+    def _tile(self, index: int, tile: _Tile) -> None:
+        """A tile's attention, and what follows it up to the routed experts."""
+        context, layer = self._context, self._backbone.weights.layers[index]
+        normed = context.scratch.view("normed", tile.end - tile.first, context.config.hidden_size)
+        if tile.goes_on and isinstance(layer.attention, KdaWeights):
+            self._carry_over(self._backbone.of_kind(index), tile.batch)
+        running = self._backbone.attention(context, index, tile.batch, tile.blocks, normed)
+        if isinstance(layer.ffn, MoeWeights):
+            self._into_experts(layer.ffn, tile, normed)
+        else:
+            dense_layer(context, layer.ffn, normed, running)
 
     def _carry_over(self, number: int, batch: Batch) -> None:
         """Copy what the KDA layer `number` has left of the tile's first session to where it is read from."""
@@ -113,28 +131,10 @@ class WidePass:
         if moe.shared_down is not None:
             shared_inner(context, moe, projected, self._shared[rows])
 
-    def _experts(
-        self, moe: MoeWeights, index: int, following: int | None, tiles: Sequence[_Tile]
-    ) -> Iterator[Wait | None]:
-        context, rows = self._context, tiles[-1].end
-        routed = self._routed.first(rows)
-        visit = context.experts.visit(index, routed.group(context.moe.experts), routed.picks.size, in_order=True)
-        try:
-            if following is not None:
-                self._expect(following)
-            yield from routed_experts(context, visit, self._source[:rows], routed)
-        finally:
-            visit.close()
-        for tile in tiles:
-            some = slice(tile.first, tile.end)
-            shared = None if moe.shared_down is None else self._shared[some]
-            running = self._backbone.running(index, tile.blocks)
-            add_experts(context, moe, routed.sums[some], shared, running)
-            yield None
-
-    def _expect(self, layer: int) -> None:
-        """So many rows want nearly every expert: have them read while something else is computed."""
-        self._context.experts.guess(layer, np.arange(self._context.moe.experts, dtype=np.int32))
+    def _from_experts(self, moe: MoeWeights, index: int, tile: _Tile) -> None:
+        rows = slice(tile.first, tile.end)
+        shared = None if moe.shared_down is None else self._shared[rows]
+        add_experts(self._context, moe, self._routed.sums[rows], shared, self._backbone.running(index, tile.blocks))
 
     def _logits(self, batch: Batch, tiles: Sequence[_Tile]) -> NDArray[np.float32]:
         places = [divmod(int(row), self._tile_rows) for row in batch.logit_rows]

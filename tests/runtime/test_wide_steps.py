@@ -1,5 +1,6 @@
 """Thousands of prompt tokens read layer by layer have the bits of any other way to read them, and starve no answer."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,11 +10,13 @@ from unittest.mock import patch
 import anyio
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from serai.runtime import SamplingParams, open_runtime
 from serai.runtime.bench.tiny import TINY_K3, TINY_LINEAR, ExpertType, TinyModel, write_tiny_model
 from serai.runtime.checks.stepping import Stepper
 from serai.runtime.engine import Engine
+from serai.runtime.experts.errors import ExpertUnreadable
 from serai.runtime.experts.streamed import StreamedExperts
 from serai.runtime.memory.plan import WIDE_ROWS
 from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
@@ -105,8 +108,8 @@ def test_a_wide_step_reads_a_layers_experts_once(model: str | Path) -> None:
         before = experts.status
         while result is None:
             result = engine.go_on(plan, Slice())
-        wanted = experts.status.cache.wanted - before.cache.wanted
-        assert wanted <= len(experts.cache.layers) * experts.cache.experts
+        reads = experts.status.reads.reads - before.reads.reads
+        assert reads <= len(experts.cache.layers) * experts.cache.experts
 
 
 def test_a_wide_step_that_nobody_wants_any_more_leaves_nothing_in_use(model: str | Path) -> None:
@@ -123,9 +126,47 @@ def test_a_wide_step_that_nobody_wants_any_more_leaves_nothing_in_use(model: str
         held.model.experts.check()
 
 
+def test_an_expert_that_cannot_be_read_ends_the_prompts_that_picked_it_and_no_other(
+    model: str | Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loaded(model, Precision.FAST, None) as resident:
+        stepper = Stepper(resident, StatePool(resident.layout))
+        expected = [stepper.ended(stepper.run(prompt)) for prompt in PROMPTS]
+    with loaded(model, Precision.FAST, 8) as held:
+        experts = held.model.experts
+        assert isinstance(experts, StreamedExperts)
+        read, broken = type(experts.source).read, [(-1, -1)]
+
+        def fails(self: object, layer: int, expert: int, record: NDArray[np.uint8], scratch: NDArray[np.uint8]) -> int:
+            if (layer, expert) in broken:
+                raise OSError(errno.EIO, "Input/output error")
+            return read(experts.source, layer, expert, record, scratch)
+
+        monkeypatch.setattr(type(experts.source), "read", fails)
+        pool = StatePool(held.layout, poison=True)
+        engine, stepper = Engine(held.model, held.layout), Stepper(held, pool)
+        failed: list[int] = []
+        for expert in range(experts.cache.experts):
+            broken[0] = experts.cache.layers[0], expert
+            states = [pool.empty() for _ in PROMPTS]
+            drafts = [pool.draft(*one, with_logits=True) for one in zip(states, map(len, PROMPTS), strict=True)]
+            result = engine.go_on(StepPlan(tuple(map(Segment, states, PROMPTS, drafts)), AbortFlag()), Slice())
+            assert result is not None
+            failed.append(0)
+            for one, draft, bits in zip(result.segments, drafts, expected, strict=True):
+                if one.error is None:
+                    assert stepper.ended(draft.commit()) == bits
+                else:
+                    assert isinstance(one.error, ExpertUnreadable)
+                    failed[-1] += 1
+                    draft.abandon()
+            experts.check()
+        assert any(0 < count < len(PROMPTS) for count in failed), failed
+
+
 def experts_in_use(held: LoadedModel) -> bool:
     assert isinstance(held.model.experts, StreamedExperts)
-    return bool(held.model.experts._visits)
+    return bool(held.model.experts.visits)
 
 
 def test_the_plan_counts_the_memory_of_wide_steps(model: str | Path) -> None:

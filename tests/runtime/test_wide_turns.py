@@ -21,7 +21,7 @@ from serai.runtime.state import StatePool
 from serai.runtime.step import AbortFlag, Segment, Slice, StepPlan
 from tests.runtime.fake_runtime import fake_runtime
 from tests.runtime.gate import Gate
-from tests.runtime.scripted import GREEDY, LAYOUT, ScriptedModel, greedy_by_hand
+from tests.runtime.scripted import GREEDY, LAYOUT, ScriptedModel, greedy_by_hand, hash_of, logits_of
 
 pytestmark = pytest.mark.anyio
 
@@ -70,6 +70,22 @@ async def test_a_reader_that_leaves_ends_its_wide_step() -> None:
         with anyio.fail_after(5):
             await reader.append(LONG)
         assert model.steps == [50, 50]
+
+
+async def test_a_reader_that_leaves_takes_no_other_out_of_the_wide_step() -> None:
+    gate = Gate(1)
+    model = ScriptedModel(before_layer=gate)
+    async with fake_runtime(model, limits=Limits(8, 4, wide_rows=128)) as rt:
+        leaving, staying = await rt.session(), await rt.session()
+        async with anyio.create_task_group() as tasks, anyio.create_task_group() as left:
+            left.start_soon(leaving.append, LONG)
+            tasks.start_soon(staying.append, LONG[::-1])
+            await gate.reached.wait()
+            left.cancel_scope.cancel()
+            gate.open()
+        assert model.steps == [100]
+        assert (leaving.position, staying.position) == (0, 50)
+        assert (await staying.logits()).tobytes() == logits_of(hash_of(LONG[::-1])).tobytes()
 
 
 async def test_a_runtime_that_closes_ends_a_wide_step() -> None:

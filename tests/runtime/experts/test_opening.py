@@ -39,7 +39,7 @@ def test_reads_in_flight_are_measured_unless_told(tmp_path: Path, caplog: pytest
         visit = experts.visit(1, np.array([0, 4], dtype=np.int32), 2)
         while not visit.finished:
             if visit.take() is None:
-                experts.wait(30)
+                visit.wait(30)
         visit.close()
         experts.check()
         experts.close()

@@ -9,7 +9,7 @@ import pytest
 from serai.runtime.experts.cache import aligned_bytes
 from serai.runtime.experts.disk import DiskCalls
 from serai.runtime.experts.errors import ExpertUnreadable
-from serai.runtime.experts.reader import Ended, ExpertReader, Read
+from serai.runtime.experts.reader import Ended, ExpertReader, Rank, Read
 from tests.runtime.experts.faults import FailingReads, GatedReads, ShortReads
 from tests.runtime.experts.records import LAYOUT, RecordFile, expected_record
 
@@ -90,17 +90,19 @@ def test_a_cut_file_is_not_read_twice(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_wanted_reads_go_before_guesses_and_promoted_ones_in_between(tmp_path: Path) -> None:
+def test_wanted_reads_go_before_later_ones_and_guesses_and_promoted_ones_in_between(tmp_path: Path) -> None:
     calls = GatedReads()
     reader = ExpertReader(RecordFile(tmp_path, calls), 1)
     calls.armed = True
     reader.post([read_of(1, 0, 0)])
     assert calls.waiting.acquire(timeout=30)  # the only reader is busy now
-    reader.post([read_of(1, 1, 1), read_of(1, 2, 2)], guess=True)
-    reader.post([read_of(1, 3, 3)])
-    reader.promote([2, 99])
+    reader.post([read_of(1, expert, expert) for expert in (1, 2, 3)], Rank.GUESSED)
+    reader.post([read_of(1, 4, 4), read_of(1, 5, 5)], Rank.LATER)
+    reader.post([read_of(1, 6, 6)])
+    reader.promote([2, 5, 99])
+    reader.promote([2, 3], Rank.LATER)
     calls.gate.set()
-    assert [ended.read.slot for ended in collect(reader, 4)] == [0, 3, 2, 1]
+    assert [ended.read.slot for ended in collect(reader, 7)] == [0, 6, 2, 5, 4, 3, 1]
     reader.close()
 
 
@@ -110,7 +112,7 @@ def test_only_reads_not_begun_can_be_cancelled(tmp_path: Path) -> None:
     calls.armed = True
     reader.post([read_of(1, 0, 0)])
     assert calls.waiting.acquire(timeout=30)
-    reader.post([read_of(1, 1, 1)], guess=True)
+    reader.post([read_of(1, 1, 1)], Rank.GUESSED)
     reader.post([read_of(1, 2, 2)])
     assert sorted(reader.cancel([0, 1, 2, 7])) == [1, 2]
     calls.gate.set()

@@ -16,13 +16,16 @@ from serai.runtime.experts.access import Experts
 from serai.runtime.experts.disk import DiskCalls
 from serai.runtime.experts.errors import ExpertUnreadable
 from serai.runtime.experts.pack import pack_model
+from serai.runtime.experts.policy import SlotState
 from serai.runtime.experts.source import DirectSource
 from serai.runtime.experts.streamed import StreamedExperts
 from serai.runtime.models.kimi import KimiModel
+from serai.runtime.models.look_ahead import LookAhead
 from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
+from serai.runtime.models.weights import MoeWeights
 from serai.runtime.state import StatePool
 from serai.runtime.step import AbortFlag, Segment, StepPlan, StepResult
-from tests.runtime.experts.faults import FailingReads
+from tests.runtime.experts.faults import FailingReads, SlowReads
 from tests.runtime.experts.packing import K3, LINEAR, written
 
 Stepped = tuple[StepResult, list[NDArray[np.float32]]]
@@ -98,6 +101,38 @@ def step(
         draft.abandon()
         state.release()
     return result, logits
+
+
+@pytest.mark.parametrize("model", [K3, LINEAR], ids=["k3", "linear"])
+def test_the_next_layer_is_guessed_while_the_last_experts_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: TinyModel
+) -> None:
+    """From a part of this layer's sum, which leaves no trace."""
+    folder = written(tmp_path / "m", model)
+    prompts = [np.array([token], dtype=np.int32) for token in range(5)]
+    with loaded(folder, None) as resident:
+        _, expected = step(resident, StatePool(resident.layout), prompts)
+    streamed, experts = with_disk(folder, SlowReads(), 6)
+    early, guess = [], LookAhead.before_the_last
+
+    def noted(
+        self: LookAhead,
+        weights: MoeWeights,
+        each: NDArray[np.float32],
+        pick_weights: NDArray[np.float32],
+        shared: NDArray[np.float32] | None,
+    ) -> None:
+        before = experts.status.cache.guessed
+        assert experts.cache.count(SlotState.LOADING)
+        guess(self, weights, each, pick_weights, shared)
+        early.append(experts.status.cache.guessed - before)
+
+    monkeypatch.setattr(LookAhead, "before_the_last", noted)
+    _, logits = step(streamed, StatePool(streamed.layout, poison=True), prompts)
+    assert [one.tobytes() for one in logits] == [one.tobytes() for one in expected]
+    assert any(early)
+    experts.check()
+    experts.close()
 
 
 def test_an_unreadable_expert_ends_only_the_sessions_that_needed_it(tmp_path: Path) -> None:

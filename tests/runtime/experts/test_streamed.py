@@ -16,7 +16,8 @@ from serai.runtime.experts.access import Experts, ResidentExperts, Visit, pairs_
 from serai.runtime.experts.disk import DiskCalls
 from serai.runtime.experts.errors import ExpertUnreadable
 from serai.runtime.experts.policy import SlotState
-from serai.runtime.experts.streamed import StreamedExperts, StreamedVisit
+from serai.runtime.experts.streamed import StreamedExperts
+from serai.runtime.experts.visits import StreamedVisit
 from tests.runtime.experts.faults import FailingReads, GatedReads
 from tests.runtime.experts.records import EXPERTS, LAYERS, LAYOUT, RecordFile, at_address, expected_record, ids
 
@@ -39,7 +40,7 @@ def everything(experts: Experts, visit: Visit, layer: int, wanted: NDArray[np.in
     while not visit.finished:
         batch = visit.take()
         if batch is None:
-            experts.wait(30)
+            visit.wait(30)
             continue
         for which, address in zip(batch.which, batch.addresses, strict=True):
             assert np.array_equal(at_address(int(address)), expected_record(layer, int(wanted[which])))
@@ -47,6 +48,12 @@ def everything(experts: Experts, visit: Visit, layer: int, wanted: NDArray[np.in
     assert visit.take() is None
     visit.close()
     return batches
+
+
+def read_to_the_end(experts: StreamedExperts) -> None:
+    while experts.cache.count(SlotState.LOADING):
+        assert experts.reader.wait(30)
+        experts.collect()
 
 
 def visited(experts: Experts, layer: int, *wanted: int) -> list[list[int]]:
@@ -72,7 +79,6 @@ def test_all_in_memory_comes_at_once(tmp_path: Path) -> None:
     assert experts.nbytes == 16 * LAYOUT.record_bytes
     assert visited(experts, 2, 1, 4, 6) == [[1, 4, 6]]
     experts.guess(1, ids(1))
-    experts.wait(30)
     empty = experts.visit(1, ids(), 9)
     assert empty.finished
     experts.close()
@@ -113,7 +119,7 @@ def test_addresses_hold_until_the_next_batch_is_taken(tmp_path: Path) -> None:
         while not visit.finished:
             batch = visit.take()
             if batch is None:
-                experts.wait(30)
+                visit.wait(30)
                 continue
             seen += len(batch.which)
             held = experts.cache.lookup(1, wanted[batch.which])
@@ -133,14 +139,17 @@ def test_two_visits_share_a_cache_of_one_slot(tmp_path: Path) -> None:
         while any(left):
             turns += 1
             assert turns < 1000
+            moved = False
             for number, (layer, wanted) in enumerate(asked):
                 batch = visits[number].take()
                 if batch is not None:
+                    moved = True
                     left[number] -= len(batch.which)
                     for which, address in zip(batch.which, batch.addresses, strict=True):
                         assert np.array_equal(at_address(int(address)), expected_record(layer, int(wanted[which])))
                 experts.check()
-            experts.wait(30)
+            if not moved:
+                visits[0].wait(30)
         for visit in visits:
             assert visit.finished
             visit.close()
@@ -225,8 +234,7 @@ def test_a_right_guess_is_there_when_its_layer_comes(tmp_path: Path) -> None:
     with streaming(tmp_path, 8) as experts:
         visited(experts, 1, 0, 1)
         experts.guess(2, ids(3, 4))
-        while experts.reader.counters.reads < 4:
-            experts.wait(30)
+        read_to_the_end(experts)
         assert visited(experts, 2, 3, 5)[0] == [3]
         counters = experts.status.cache
         assert (counters.guessed, counters.guesses_used, counters.guess_rate) == (2, 1, 0.5)
@@ -255,6 +263,92 @@ def test_wrong_guesses_not_begun_are_not_read(tmp_path: Path) -> None:
         calls.gate.set()
         assert sorted(chain(*everything(experts, visit, 2, ids(3, 4)))) == [3, 4]
         assert experts.status.cache.late == 1
+
+
+def test_what_a_step_misses_is_read_before_what_a_standing_visit_in_order_comes_to_later(tmp_path: Path) -> None:
+    calls = GatedReads()
+    with streaming(tmp_path, 16, calls, reads_in_flight=1) as experts:
+        calls.armed = True
+        order: list[tuple[int, int]] = []
+        finish = experts.cache.finish_load
+
+        def noted(slot: int) -> None:
+            held = experts.cache.expert_in(slot)
+            assert held is not None
+            order.append(held)
+            finish(slot)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(experts.cache, "finish_load", noted)
+            wide = experts.visit(1, ids(*range(8)), 99, expected=experts.expect(1))
+            assert calls.waiting.acquire(timeout=30)
+            answer = experts.visit(2, ids(3), 1)
+            calls.gate.set()
+            assert everything(experts, answer, 2, ids(3)) == [[3]]
+            assert sorted(chain(*everything(experts, wide, 1, ids(*range(8))))) == list(range(8))
+        assert order[:2] == [(1, 0), (2, 3)]
+
+
+def test_steps_in_between_leave_a_wide_pass_what_was_read_ahead_for_it(tmp_path: Path) -> None:
+    """Neither those of the same layer, which want other experts, nor those that need every slot they may take."""
+    calls = GatedReads()
+    with streaming(tmp_path, 8, calls, reads_in_flight=1) as experts:
+        calls.armed = True
+        expected = experts.expect(2)
+        assert calls.waiting.acquire(timeout=30)
+        visit = experts.visit(2, ids(3, 5), 2)
+        calls.gate.set()
+        assert sorted(chain(*everything(experts, visit, 2, ids(3, 5)))) == [3, 5]
+        assert visited(experts, 1, *range(8))
+        reads = experts.reader.counters.reads
+        assert reads == 4 + 1 + 8
+        wide = experts.visit(2, ids(0, 1, 3), 99, expected=expected)
+        assert everything(experts, wide, 2, ids(0, 1, 3)) == [[0, 1, 3]]
+        assert experts.reader.counters.reads == reads
+
+
+def test_an_ordered_visit_is_read_ahead_of_by_the_next_as_slots_come_free(tmp_path: Path) -> None:
+    """Half of the slots hold what both have read; every expert is read once."""
+    with streaming(tmp_path, 8) as experts:
+        expected: Visit | None = experts.expect(1)
+        for layer, following in ((1, 2), (2, None)):
+            visit = experts.visit(layer, ids(*range(8)), 99, expected=expected)
+            expected = None if following is None else experts.expect(following)
+            batches = everything(experts, visit, layer, ids(*range(8)))
+            assert list(chain(*batches)) == list(range(8))
+            if expected is not None:
+                read_to_the_end(experts)
+                assert experts.reader.counters.reads == 8 + 4
+                assert np.count_nonzero(experts.cache.lookup(2, ids(*range(8))) >= 0) == 4
+        assert experts.reader.counters.reads == 16
+        counters = experts.status.cache
+        assert (counters.misses + counters.guesses_used, counters.loads) == (16, 16)
+
+
+def test_what_was_expected_and_is_not_chosen_is_not_read(tmp_path: Path) -> None:
+    calls = GatedReads()
+    with streaming(tmp_path, 16, calls, reads_in_flight=1) as experts:
+        calls.armed = True
+        expected = experts.expect(1)
+        assert calls.waiting.acquire(timeout=30)
+        visit = experts.visit(1, ids(2, 7), 99, expected=expected)
+        assert experts.status.cache.cancelled_loads == 5  # the read of 0 had begun
+        calls.gate.set()
+        assert list(chain(*everything(experts, visit, 1, ids(2, 7)))) == [2, 7]
+        expected = experts.expect(2)
+        expected.close()
+        assert not experts.visits
+
+
+def test_a_read_that_failed_before_its_expert_was_chosen_is_a_failure_of_the_visit(tmp_path: Path) -> None:
+    calls = FailingReads(lambda number: number < 4)  # two experts, both times
+    with streaming(tmp_path, 16, calls, reads_in_flight=1) as experts:
+        calls.armed = True
+        expected = experts.expect(1)
+        read_to_the_end(experts)
+        visit = experts.visit(1, ids(1, 2, 5), 99, expected=expected)
+        assert list(visit.failures) == [0]
+        assert list(chain(*everything(experts, visit, 1, ids(1, 2, 5)))) == [2, 5]
 
 
 def test_a_warm_start_reads_what_was_used_most(tmp_path: Path) -> None:
@@ -307,12 +401,16 @@ def test_many_visits_of_two_groups_keep_the_books(tmp_path: Path) -> None:
                 for _ in range(2)
             ]
             visits: list[StreamedVisit] = [experts.visit(layer, wanted, 9) for layer, wanted in asked]
+            moved = True
             while not all(visit.finished for visit in visits):
-                experts.wait(30)
+                if not moved:
+                    visits[0].wait(30)
+                moved = False
                 for visit, (layer, wanted) in zip(visits, asked, strict=True):
                     batch = visit.take()
                     if batch is None:
                         continue
+                    moved = True
                     for which, address in zip(batch.which, batch.addresses, strict=True):
                         assert np.array_equal(at_address(int(address)), expected_record(layer, int(wanted[which])))
                 experts.check()

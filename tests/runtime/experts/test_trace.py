@@ -63,7 +63,6 @@ def test_visits_are_recorded_on_their_way_to_the_experts(tmp_path: Path) -> None
     assert batch is not None
     assert len(batch.addresses) == 2
     experts.guess(1, ids(0))
-    experts.wait(0.0)
     experts.close()
     assert [(layer, wanted.tolist(), picks) for layer, wanted, picks in recorder.trace()] == [(2, [1, 5], 3)]
 
@@ -78,7 +77,7 @@ def test_the_simulator_counts_what_the_cache_does(tmp_path: Path, policy: Policy
         visit = experts.visit(layer, wanted, picks)
         while not visit.finished:
             if visit.take() is None:
-                experts.wait(30)
+                visit.wait(30)
         visit.close()
     counters = experts.status.cache
     experts.close()

@@ -1,0 +1,75 @@
+"""Guesses of the experts that the next layer will want, so that they are read before it comes.
+
+The next layer's router is asked with what is known of its input. Guesses change no result: the disk is given them
+when no step waits for anything else.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serai.kernels.moe import combine
+from serai.runtime.models.backbone import Backbone
+from serai.runtime.models.layers import Context, add_experts, route_rows
+from serai.runtime.models.weights import MoeWeights
+
+MOST_ROWS = 64
+"""More rows want nearly every expert of the next layer, and the layer itself will ask for them soon enough."""
+
+PARTS = 3
+"""A guess needs room beside the step's own rows for as many again, twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookAhead:
+    """The guesses made in layer `layer`, of which `blocks` are the residual blocks, for the layer after it."""
+
+    backbone: Backbone
+    context: Context
+    layer: int
+    following: MoeWeights
+    blocks: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, backbone: Backbone, context: Context, layer: int, blocks: NDArray[np.float32]) -> "LookAhead | None":
+        """None where there is nothing to guess, or too many rows to do it for."""
+        following, rows = backbone.following(layer), blocks.shape[1]
+        if following is None or not context.looks_ahead or rows > min(MOST_ROWS, context.scratch.rows // PARTS):
+            return None
+        return cls(backbone, context, layer, following, blocks)
+
+    def before_the_last(
+        self,
+        weights: MoeWeights,
+        each: NDArray[np.float32],
+        pick_weights: NDArray[np.float32],
+        shared: NDArray[np.float32] | None,
+    ) -> None:
+        """Guess with what `each` expert of this layer gave so far, zeros for the rest: as in `layers.moe_layer`.
+
+        The last experts are on their way then, and without a guess the disk would have nothing to do until they are
+        computed with.
+        """
+        scratch, rows = self.context.scratch, self.blocks.shape[1]
+        running = self.backbone.running(self.layer, self.blocks)
+        kept = scratch.spare("normed", rows, running.shape[1], 2)
+        kept[:] = running
+        routed = scratch.view("mixed", rows, each.shape[1])
+        combine(each, pick_weights, routed)
+        add_experts(self.context, weights, routed, shared, running)
+        self.guess()
+        running[:] = kept
+
+    def guess(self) -> None:
+        """Guess as if the next layer's attention added nothing to what the blocks hold now."""
+        moe, scratch, rows = self.context.moe, self.context.scratch, self.blocks.shape[1]
+        normed = scratch.spare("normed", rows, self.blocks.shape[2])
+        self.backbone.skip_attention(self.layer + 1, self.blocks, normed)
+        scores = scratch.spare("scores", rows, moe.experts)
+        picks, weights = scratch.spare_picks(rows), scratch.spare("pick_weights", rows, moe.experts_per_token)
+        route_rows(self.context, self.following, normed, scores, picks, weights)
+        # The surest first: those that count for most, and for most rows.
+        total = np.bincount(picks.reshape(-1), np.abs(weights).reshape(-1), minlength=moe.experts)
+        ids = np.unique(picks)
+        self.context.experts.guess(self.layer + 1, ids[np.argsort(-total[ids], kind="stable")])
