@@ -18,6 +18,7 @@ from serai.runtime.experts.access import Experts
 from serai.runtime.experts.heat import layer_heat
 from serai.runtime.experts.notes import ExpertNotes, streamed_in
 from serai.runtime.experts.opening import whole_working_sets
+from serai.runtime.figures import ModelFacts
 from serai.runtime.memory.accounts import Quota
 from serai.runtime.memory.byte_sizes import parse_bytes
 from serai.runtime.memory.limits import default_budget, over_room
@@ -25,7 +26,8 @@ from serai.runtime.memory.plan import check_budget, plan_memory
 from serai.runtime.models.open_model import FoundModel, LoadedModel, Precision, find_model, load_model
 from serai.runtime.models.scratch import kernel_scratch_bytes
 from serai.runtime.models.trunk import Trunk
-from serai.runtime.runtime import ModelFacts, Runtime, running
+from serai.runtime.python_lock import shared_fairly
+from serai.runtime.runtime import Runtime, running
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy, assemble
 from serai.runtime.sessions.journal import Journal
@@ -96,6 +98,7 @@ async def open_runtime(
             raise BadParameter(f"threads is {threads}, but must be at least 1")
         set_threads(threads)
     async with AsyncExitStack() as stack:
+        stack.enter_context(shared_fairly())
         find = partial(find_model, model, experts_per_token=experts_per_token)
         found = await _made(stack, in_thread_to_the_end, find, lambda one: one.files.close())
         room = expert_room(found, chosen, budget_bytes, held)

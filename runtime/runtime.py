@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -15,8 +14,8 @@ from serai.checkpoints.store import Store
 from serai.runtime.chat import ChatFormat, Message, chat_format_for
 from serai.runtime.driver import Counters
 from serai.runtime.errors import EndsUnwritten, SeraiError, ShuttingDown
-from serai.runtime.memory.accounts import Account, Quota
-from serai.runtime.models.config import ModelConfig
+from serai.runtime.figures import ModelFacts, figures
+from serai.runtime.memory.accounts import Quota
 from serai.runtime.services import Services
 from serai.runtime.sessions.conversation import Chat
 from serai.runtime.sessions.events import Watcher
@@ -26,23 +25,9 @@ from serai.runtime.sessions.migration import take
 from serai.runtime.sessions.session import Session
 from serai.runtime.sessions.turns import Timeline
 from serai.runtime.state import State, StatePool
-from serai.runtime.status import BudgetStatus, ExpertStatus, NamespaceStatus, Status, WorkStatus
+from serai.runtime.status import Status
 from serai.runtime.step import StepEngine
 from serai.runtime.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What a runtime tells about the model it runs."""
-
-    name: str
-    precision: str
-    config: ModelConfig | None
-    trunk_bytes: int
-    expert_bytes: int
-    scratch_bytes: int
-    budget_bytes: int
-    experts: Callable[[], ExpertStatus] | None = None
 
 
 class Runtime:
@@ -287,39 +272,7 @@ class Runtime:
 
     def status(self) -> Status:
         """A snapshot of the runtime's figures."""
-        services, facts, counters = self._services, self.facts, self.counters
-        pool, now_s = services.pool, services.now_s()
-        return Status(
-            model=facts.name,
-            precision=facts.precision,
-            now_s=now_s,
-            budget=BudgetStatus(
-                budget_bytes=facts.budget_bytes,
-                trunk_bytes=facts.trunk_bytes,
-                expert_bytes=facts.expert_bytes,
-                scratch_bytes=facts.scratch_bytes,
-                live_bytes=pool.live_bytes - services.prefixes.kept_bytes,
-                kept_bytes=services.prefixes.kept_bytes,
-                spare_bytes=pool.spare_bytes,
-                reserved_bytes=services.admission.reserved_bytes,
-                ids_bytes=pool.beside_bytes,
-            ),
-            work=WorkStatus(
-                steps=counters.steps,
-                prefilled_tokens=counters.prefilled_tokens,
-                decoded_tokens=counters.decoded_tokens,
-                reused_tokens=counters.reused_tokens,
-                waiting_calls=services.driver.waiting,
-                waiting_for_memory=services.admission.waiting,
-                demotions=services.keeper.demotions,
-                promotions=services.keeper.promotions,
-                loop_delay_p99_s=services.loop_delay.p99_s(),
-            ),
-            experts=None if facts.experts is None else facts.experts(),
-            store_bytes=services.store_size.last(),
-            sessions=tuple(session.status(now_s) for session in services.live.values()),
-            namespaces=tuple(_namespace_status(account) for account in pool.accounts),
-        )
+        return figures(self._services, self.facts)
 
     def wrap_engine(self, wrap: Callable[[StepEngine], StepEngine]) -> None:
         """Put `wrap(engine)` in the engine's place from the next step on: what slows, counts or breaks its steps."""
@@ -378,20 +331,6 @@ class Runtime:
     def _check_open(self) -> None:
         if self._closing:
             raise ShuttingDown
-
-
-def _namespace_status(account: Account) -> NamespaceStatus:
-    quota = account.quota
-    return NamespaceStatus(
-        namespace=account.namespace,
-        sessions=account.sessions,
-        live_bytes=account.live_bytes,
-        reserved_bytes=account.reserved_bytes,
-        waiting=account.waiting,
-        quota_bytes=quota.state_bytes,
-        quota_sessions=quota.sessions,
-        quota_waiting=quota.waiting,
-    )
 
 
 @asynccontextmanager

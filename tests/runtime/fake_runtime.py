@@ -11,8 +11,9 @@ from serai.checkpoints.snapshot import Fingerprint
 from serai.checkpoints.store import Store
 from serai.runtime.engine import Engine
 from serai.runtime.engine_thread import EngineThread
+from serai.runtime.figures import ModelFacts
 from serai.runtime.memory.accounts import Quota
-from serai.runtime.runtime import ModelFacts, Runtime, running
+from serai.runtime.runtime import Runtime, running
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy, assemble
 from serai.runtime.sessions.journal import Journal

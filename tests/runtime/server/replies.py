@@ -19,9 +19,10 @@ from serai.checkpoints.store import Store
 from serai.runtime.bench.tiny import TINY_K3, TINY_LINEAR
 from serai.runtime.engine import Engine
 from serai.runtime.engine_thread import EngineThread
+from serai.runtime.figures import ModelFacts
 from serai.runtime.models.batch import Batch, Outputs
 from serai.runtime.models.config import parse_config
-from serai.runtime.runtime import ModelFacts, Runtime, running
+from serai.runtime.runtime import Runtime, running
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy, assemble
 from serai.runtime.sessions.journal import Journal
