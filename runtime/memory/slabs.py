@@ -66,7 +66,8 @@ class Slabs:
             self._dry.append(raw[start : start + self._size])
             return
         count = max(1, SLAB_BYTES // self._stride)
-        memory = mmap.mmap(-1, count * self._stride)
+        # Private: what is shared stays in memory when it is given back, and only this process's count of it shrinks.
+        memory = mmap.mmap(-1, count * self._stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         whole = np.frombuffer(memory, dtype=np.uint8)
         for offset in range((count - 1) * self._stride, -1, -self._stride):
             buffer = whole[offset : offset + self._size]
