@@ -99,11 +99,11 @@ def experts_per_token(quick: Quick = False, _folder: Unused = None, as_json: Jso
 def cache(
     trace: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="A recorded trace; repeat for several. [default: synthetic routing]"),
+        typer.Option(metavar="FILE", help="A recorded trace; repeat for several. \\[default: synthetic routing]"),
     ] = None,
     slots: Annotated[
         list[int] | None,
-        typer.Option(metavar="N", help="A cache size; repeat for several. [default: 0.5, 1, 2 and 4 steps' experts]"),
+        typer.Option(metavar="N", help="A cache size; repeat for several. \\[default: 0.5, 1, 2 and 4 steps' experts]"),
     ] = None,
     quick: Quick = False,
     _folder: Unused = None,
@@ -143,7 +143,7 @@ def model(
     ] = None,
     context: Annotated[
         list[int] | None,
-        typer.Option(metavar="N", help="A context to measure; repeat for several. [default: 0, 4096, 32768, 131072]"),
+        typer.Option(metavar="N", help="A context to measure; repeat for several. \\[default: 0, 4096, 32768, 131072]"),
     ] = None,
     quick: Quick = False,
     folder: Folder = None,

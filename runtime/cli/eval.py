@@ -22,7 +22,7 @@ def evaluate_model(
     tokens: Annotated[Path, typer.Option(metavar="T.npy", help="Token ids, one row of integers.")],
     out: Annotated[Path, typer.Option(metavar="O.npz", help="Where to write the arrays.")],
     split: Annotated[
-        int | None, typer.Option(metavar="P", help="Prompt length of the cached decode. [default: half]")
+        int | None, typer.Option(metavar="P", help="Prompt length of the cached decode. \\[default: half]")
     ] = None,
     greedy: Annotated[int, typer.Option(min=0, help="Greedy tokens to add after the last one.")] = 24,
     precision: Precision = PrecisionName.EXACT,

@@ -18,11 +18,11 @@ def info(
         bool, typer.Option("--io", help="Measure the disk too: a 1 GiB file is written, read and removed; seconds.")
     ] = False,
     disk_folder: Annotated[
-        Path, typer.Option("--dir", metavar="D", help="The folder whose disk --io measures. [default: this one]")
+        Path, typer.Option("--dir", metavar="D", help="The folder whose disk --io measures. \\[default: this one]")
     ] = Path(),
     record: Annotated[
         str | None,
-        typer.Option("--io-size", metavar="SIZE", help="Bytes of a random read. [default: 17.5 MB, an expert of K3]"),
+        typer.Option("--io-size", metavar="SIZE", help="Bytes of a random read. \\[default: 17.5 MB, an expert of K3]"),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -20,7 +20,7 @@ Model = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Budget = Annotated[
     str | None,
-    typer.Option("--budget", metavar="SIZE", help='The most memory to use, such as "2GiB". [default: what is free]'),
+    typer.Option("--budget", metavar="SIZE", help='The most memory to use, such as "2GiB". \\[default: what is free]'),
 ]
 Precision = Annotated[
     PrecisionName,
@@ -28,14 +28,14 @@ Precision = Annotated[
 ]
 Trunk = Annotated[
     str | None,
-    typer.Option("--trunk", metavar="q8", help="Hold the large projections in 8 bits. [default: as they are stored]"),
+    typer.Option("--trunk", metavar="q8", help="Hold the large projections in 8 bits. \\[default: as they are stored]"),
 ]
 ExpertsPerToken = Annotated[
     int | None,
     typer.Option(
         "--experts-per-token",
         metavar="N",
-        help="Visit fewer experts than the model was trained with: faster, and worse. [default: the model's own]",
+        help="Visit fewer experts than the model was trained with: faster, and worse. \\[default: the model's own]",
     ),
 ]
 WarmStart = Annotated[
@@ -50,5 +50,5 @@ Trace = Annotated[
     typer.Option("--trace", metavar="FILE", help="Record which experts steps want, for serai bench cache --trace."),
 ]
 Threads = Annotated[
-    int | None, typer.Option("--threads", min=1, help="Threads to compute with. [default: the cores there are]")
+    int | None, typer.Option("--threads", min=1, help="Threads to compute with. \\[default: the cores there are]")
 ]

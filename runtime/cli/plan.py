@@ -22,7 +22,7 @@ def plan(
         str,
         typer.Argument(metavar="PATH", help='A config.json, a model folder (weights not needed), "nano", or ORG/NAME.'),
     ],
-    context: Annotated[int | None, typer.Option(min=1, help="Tokens of each session. [default: 4096]")] = None,
+    context: Annotated[int | None, typer.Option(min=1, help="Tokens of each session. \\[default: 4096]")] = None,
     sessions: Annotated[int, typer.Option(min=1, help="Sessions to hold in memory at once.")] = 1,
     budget: Budget = None,
     precision: Precision = PrecisionName.FAST,
@@ -35,7 +35,7 @@ def plan(
         bool, typer.Option("--project", help="Measure disk and processor, and say how fast it and Kimi K3 would be.")
     ] = False,
     folder: Annotated[
-        Path, typer.Option("--dir", metavar="D", help="The folder whose disk --project measures. [default: this one]")
+        Path, typer.Option("--dir", metavar="D", help="The folder whose disk --project measures. \\[default: this one]")
     ] = Path(),
     disk_rate: Annotated[
         str | None,

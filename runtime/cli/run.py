@@ -62,7 +62,7 @@ def run(
     ] = None,
     store: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where sessions are kept. [default: ~/.local/state/serai/sessions]"),
+        typer.Option(metavar="DIR", help="Where sessions are kept. \\[default: ~/.local/state/serai/sessions]"),
     ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="Most tokens to generate.")] = 256,
     temperature: Temperature = 1.0,

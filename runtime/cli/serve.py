@@ -49,26 +49,40 @@ def serve(
         str | None, typer.Argument(metavar="[MODEL]", help='"nano", a model folder, or ORG/NAME; or in --config.')
     ] = None,
     host: Annotated[
-        str | None, typer.Option(help="Where to listen; unix:PATH is a socket of this machine. [default: 127.0.0.1]")
+        str | None,
+        typer.Option(help="Where to listen; unix:PATH is a socket of this machine. \\[default: 127.0.0.1]"),
     ] = None,
-    port: Annotated[int | None, typer.Option(help="0 takes a free one. [default: 8080]")] = None,
+    port: Annotated[int | None, typer.Option(help="0 takes a free one. \\[default: 8080]")] = None,
     api_key: Annotated[
         list[str] | None, typer.Option("--api-key", envvar="SERAI_API_KEY", help="Repeat for several clients.")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="An option as in the file's table."),
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Any other option of the server, such as keep_hot=16. Repeat for more; a wrong name lists them all.",
+        ),
     ] = None,
-    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Options as TOML.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="Options as TOML: the model's at the top, the server's under \\[server]; flags win.",
+        ),
+    ] = None,
     store: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where sessions are kept. [default: ~/.local/state/serai/sessions]"),
+        typer.Option(metavar="DIR", help="Where sessions are kept. \\[default: ~/.local/state/serai/sessions]"),
     ] = None,
     no_store: Annotated[bool, typer.Option("--no-store", help="Keep nothing on disk.")] = False,
     show_monitor: Annotated[
         bool, typer.Option("--monitor", help="Show the session monitor here; leaving it with q leaves the server be.")
     ] = False,
-    log_level: Annotated[str | None, typer.Option("--log-level", help="[default: info]")] = None,
+    log_level: Annotated[
+        str | None, typer.Option("--log-level", help=f"One of {', '.join(LEVELS)}. \\[default: info]")
+    ] = None,
     precision: Precision | None = None,
     trunk: Trunk = None,
     experts_per_token: ExpertsPerToken = None,

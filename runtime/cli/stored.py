@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 StoreFolder = Annotated[
     Path | None,
-    typer.Option("--store", metavar="DIR", help="Where sessions are kept. [default: ~/.local/state/serai/sessions]"),
+    typer.Option("--store", metavar="DIR", help="Where sessions are kept. \\[default: ~/.local/state/serai/sessions]"),
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The id of a session (its last node) or node, or a tag.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
