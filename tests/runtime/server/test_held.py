@@ -1,12 +1,14 @@
 """What a request holds its reply to, as a client sees it: JSON by schema, calls that must come or may not."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from serai.runtime.sampling.grammar import MOST_WHITESPACE
 from tests.runtime.server.client import serving_model, user
 from tests.runtime.server.replies import K2, ReplyModel
 from tests.runtime.server.test_chat import TOOL, joined
@@ -101,6 +103,42 @@ async def test_an_answer_is_what_the_schema_says(family: str, stream: bool) -> N
         assert isinstance(value["ok"], bool)
         assert value["n"] in (1, 2)
         assert finish == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("form", ["json_schema", "call"])
+@pytest.mark.parametrize("family", ["kimi_k3", K2])
+async def test_a_model_that_would_only_write_white_space_answers_all_the_same(
+    family: str, form: str, stream: bool
+) -> None:
+    """B97: valid JSON in bounded tokens, no long run of white space in it and nothing after it."""
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    function = {"name": "f", "strict": True, "parameters": schema}
+    ways: dict[str, Any] = {
+        "json_schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}},
+        "call": {
+            "tools": [{"type": "function", "function": function}],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+        },
+    }
+    spaces = " " * 2_000
+    model = ReplyModel(lambda _: f"</think><response>{spaces}" if family != K2 else spaces, family=family)
+    async with serving_model(model) as client:
+        body = {"messages": [user("hi")], "max_tokens": 400, "temperature": 0, **ways[form]}
+        if stream:
+            said = joined(await client.stream("/v1/chat/completions", body))
+            text, finish = said["content"], said["finish"]
+            calls = [call["arguments"] for call in said["tool_calls"].values()]
+        else:
+            choice = (await client.post("/v1/chat/completions", body))["choices"][0]
+            text, finish = choice["message"]["content"], choice["finish_reason"]
+            calls = [call["function"]["arguments"] for call in choice["message"].get("tool_calls", ())]
+        assert finish == ("tool_calls" if form == "call" else "stop")
+        written = calls[0] if form == "call" else text
+        assert json.loads(written)["n"] in (1, 2)
+        assert max(map(len, re.findall(r"\s+", written)), default=0) <= MOST_WHITESPACE
+        assert written.endswith("}"), "nothing follows the object"
 
 
 async def test_responses_are_held_by_text_format() -> None:
