@@ -193,11 +193,12 @@ class TextAnswer:
                 except StopAsyncIteration:
                     break
                 self._output_tokens += 1
-                self._texts[index] += token.text
-                self._tokens[index].append(token)
                 if token.finish_reason is not None:
                     self._finishes[index] = "stop" if token.finish_reason is FinishReason.STOP else "length"
-                if emit is not None:
+                if emit is None:
+                    self._texts[index] += token.text
+                    self._tokens[index].append(token)
+                else:
                     await emit(None, self._chunk(index, token.text, [token]))
 
     @property

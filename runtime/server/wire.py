@@ -30,13 +30,14 @@ class Moments:
 
     def __init__(self, is_good: Callable[[], bool]) -> None:
         self._is_good = is_good
+        self._waiting: list[anyio.Event] = []
         self._wanted = anyio.Event()
-        self._come = anyio.Event()
 
-    async def next(self) -> None:
-        """Until the next one."""
-        self._wanted.set()
-        await self._come.wait()
+    def tell(self, due: anyio.Event) -> None:
+        """Set `due` at the next one. It is all that is done for a wire before the step that its events wait for."""
+        self._waiting.append(due)
+        if len(self._waiting) == 1:
+            self._wanted.set()
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -47,8 +48,9 @@ class Moments:
             while not self._is_good() and anyio.current_time() < until_s:  # noqa: ASYNC110  # a step tells nobody
                 await anyio.sleep(POLL_S)
             self._wanted = anyio.Event()
-            come, self._come = self._come, anyio.Event()
-            come.set()
+            waiting, self._waiting = self._waiting, []
+            for due in waiting:
+                due.set()
 
 
 class Wire:
@@ -59,7 +61,7 @@ class Wire:
         self._moments = moments
         self._turn = anyio.Lock(fast_acquire=True)
         self._held: list[tuple[str | None, Mapping[str, Any]] | bytes] = []
-        self._brought = anyio.Event()
+        self._due = anyio.Event()
         self._headers_sent = False
         self.last_s = anyio.current_time()
         self.puts_since_s: float | None = None
@@ -82,14 +84,13 @@ class Wire:
         if len(self._held) >= MOST_HELD:
             await self.pass_on()
         elif len(self._held) == 1:
-            self._brought.set()
+            self._moments.tell(self._due)
 
     async def run(self) -> None:
         """Write what is brought, at good moments; until cancelled."""
         while True:
-            await self._brought.wait()
-            await self._moments.next()
-            self._brought = anyio.Event()
+            await self._due.wait()
+            self._due = anyio.Event()
             await self.pass_on()
 
     async def pass_on(self, more: bytes = b"") -> None:
