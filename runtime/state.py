@@ -228,20 +228,17 @@ class StatePool:
         self.layout = layout
         self.limit_bytes = limit_bytes
         self._poison = poison
-        self._slabs = {part: Slabs(part_bytes(layout, part)) for part in Part}
+        self._sizes = {part: part_bytes(layout, part) for part in Part}  # asked for some forty times a token
+        self._slabs = {part: Slabs(size) for part, size in self._sizes.items()}
         self._live: dict[Part, int] = dict.fromkeys(Part, 0)
+        self.live_bytes = 0  # held by states and drafts; a shared buffer counts once
         self.accounts = Accounts()
         self.beside_bytes = 0  # what sessions hold beside their states, within the same limit
         self.on_freed: Callable[[], None] = lambda: None
 
     @property
-    def live_bytes(self) -> int:
-        """Bytes held by states and drafts; a shared buffer counts once."""
-        return sum(count * part_bytes(self.layout, part) for part, count in self._live.items())
-
-    @property
     def spare_bytes(self) -> int:
-        return sum(slabs.spare * part_bytes(self.layout, part) for part, slabs in self._slabs.items())
+        return sum(slabs.spare * self._sizes[part] for part, slabs in self._slabs.items())
 
     def live(self, part: Part) -> int:
         """How many buffers of that kind are held."""
@@ -297,7 +294,8 @@ class StatePool:
         if self._poison:
             array.view(np.uint8).fill(0xFF)  # all bits set is NaN in float32 and in bfloat16
         self._live[part] += 1
-        account.live_bytes += part_bytes(self.layout, part)
+        self.live_bytes += self._sizes[part]
+        account.live_bytes += self._sizes[part]
         return Buffer(self, part, array, account)
 
     def held_bytes(self, state: State | None) -> tuple[int, int]:
@@ -307,9 +305,9 @@ class StatePool:
         whole = session_bytes(self.layout, state.position)
         if not state.is_alone:
             return 0, whole
-        own = sum(part_bytes(self.layout, one.part) for one in (state.fixed, state.logits) if one is not None)
+        own = sum(self._sizes[one.part] for one in (state.fixed, state.logits) if one is not None)
         if state.table.is_alone:
-            own += part_bytes(self.layout, Part.PAGE) * sum(page.refs == 1 for page in state.table.pages)
+            own += self._sizes[Part.PAGE] * sum(page.refs == 1 for page in state.table.pages)
         return own, whole - own
 
     def growth_bytes(self, position: int, tokens: int, *, stops: bool = False) -> int:
@@ -342,11 +340,12 @@ class StatePool:
                 self.trim()
 
     def _bytes_of(self, needed: dict[Part, int]) -> int:
-        return sum(count * part_bytes(self.layout, part) for part, count in needed.items())
+        return sum(count * self._sizes[part] for part, count in needed.items())
 
     def _give_back(self, buffer: Buffer) -> None:
         self._live[buffer.part] -= 1
-        buffer.account.live_bytes -= part_bytes(self.layout, buffer.part)
+        self.live_bytes -= self._sizes[buffer.part]
+        buffer.account.live_bytes -= self._sizes[buffer.part]
         self._slabs[buffer.part].give_back(buffer.array)
         self.on_freed()
 

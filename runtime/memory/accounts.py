@@ -18,8 +18,9 @@ class Quota:
 
     `state_bytes` bounds its states in memory: those of its sessions, those kept for its reuse, and what is promised to
     its calls. Reaching it moves its own idle sessions out, then its calls wait, in order; what could never fit is
-    refused. `sessions` bounds its live sessions, hot or cold, forks included; `waiting` its calls that wait for memory.
-    Past these two a call is refused at once. All refusals are `OverQuota`.
+    refused. `sessions` bounds its live sessions, hot or cold, forks included, but not those that only stand by for
+    others to begin from, as a server's kept places do; `waiting` its calls that wait for memory. Past these two a call
+    is refused at once. All refusals are `OverQuota`.
 
     It is a ceiling, not a reserve: under it, a namespace shares the budget with the others.
     Raises `BadParameter` for numbers that are no whole numbers from 1 on (`waiting`: from 0 on).

@@ -11,6 +11,7 @@ its own; idle sessions of its own are moved out for it, and of no other.
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 import anyio
@@ -22,6 +23,9 @@ from serai.runtime.state import StatePool
 NOBODY_UNDER_WAY_S = 30.0
 """Where no call is under way, nothing can be moved out and nobody closes a session for so long, nobody will: a call
 that waits is told, instead of after `max_wait_s`."""
+
+LOOK_AGAIN_S = 1.0
+"""A session becomes movable by mere time when its reader takes no more tokens, and nobody says so."""
 
 
 class Reservation:
@@ -36,6 +40,7 @@ class Reservation:
         self.bytes = size
         self.is_over = False
         account.reserved_bytes += size
+        admission.reserved_bytes += size
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -58,6 +63,7 @@ class Reservation:
             return
         shrunk = size < self.bytes
         self.account.reserved_bytes += size - self.bytes
+        self._admission.reserved_bytes += size - self.bytes
         self.bytes = size
         if shrunk:
             self._admission.freed()
@@ -74,6 +80,18 @@ class Reservation:
             self.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """How a call that waits for memory gives up what its own session holds, to get it back when its turn comes.
+
+    `step(is_called)` does that unless `is_called()` becomes true meanwhile, and says whether there was anything;
+    `needed_bytes()` is what must be free for the call from then on.
+    """
+
+    step: Callable[[Callable[[], bool]], Awaitable[bool]]
+    needed_bytes: Callable[[], int]
+
+
 @dataclass(eq=False, slots=True)
 class _Waiter:
     """One call in line; `order` is its number by arrival."""
@@ -82,6 +100,7 @@ class _Waiter:
     account: Account
     needed_bytes: int
     going_on: bool
+    aside: Aside | None
     turn: anyio.Event = field(default_factory=anyio.Event)
 
     @property
@@ -110,6 +129,7 @@ class Admission:
         self._max_wait_s = max_wait_s
         self._nobody_under_way_s = nobody_under_way_s
         self._reservations: set[Reservation] = set()
+        self.reserved_bytes = 0
         self._lines: dict[Account, list[_Waiter]] = {}
         self._arrivals = count()
         self.reclaim: Callable[[int, str | None], Awaitable[bool]] = _nothing_to_reclaim
@@ -119,10 +139,6 @@ class Admission:
     def live_bytes(self) -> int:
         """What all states in memory hold."""
         return self._pool.live_bytes
-
-    @property
-    def reserved_bytes(self) -> int:
-        return sum(one.bytes for one in self._reservations)
 
     @property
     def waiting(self) -> int:
@@ -144,16 +160,19 @@ class Admission:
                 what="this call", needed_bytes=needed_bytes, free_bytes=None if account.is_tenant else limit
             )
 
-    async def enter(self, needed_bytes: int, *, account: Account, held_bytes: int, going_on: bool) -> Reservation:
+    async def enter(
+        self, needed_bytes: int, *, account: Account, held_bytes: int, going_on: bool, aside: Aside | None = None
+    ) -> Reservation:
         """Wait until `needed_bytes` are free and reserve them.
 
-        `held_bytes` is what the request's own session holds already, which can't be moved out for it. Raises
+        `held_bytes` is what the request's own session holds already, which can't be moved out for it. With `aside` it
+        can be moved out for those who came before: they would wait for each other otherwise. Raises
         `OverQuota` or `OutOfBudget` when it could not fit even alone, or when it is going on and nobody else could make
         room; `OverQuota` or `TooManyWaiting` when as many wait as may; `WaitedTooLong` after `max_wait_s`, or
         `nobody_under_way_s` in which there was no call whose end could have freed memory.
         """
         self.check(needed_bytes + held_bytes, account)
-        one = _Waiter(next(self._arrivals), account, needed_bytes, going_on)
+        one = _Waiter(next(self._arrivals), account, needed_bytes, going_on, aside)
         if self._fits(one) and not self._anybody_before(one):
             return self._reserve(needed_bytes, account)
         account.check_waiting()
@@ -168,20 +187,27 @@ class Admission:
         line.append(one)
         line.sort(key=lambda waiter: waiter.rank)
         one.account.waiting += 1
+        alone_since_s: float | None = None
         try:
             while True:
                 is_alone = False
                 if not self._anybody_before(one):
                     if self._fits(one):
                         return self._reserve(one.needed_bytes, one.account)
-                    if await self.make_room(one.needed_bytes, one.account) or self._fits(one):
+                    if await self._room_made(one) or self._fits(one):
                         continue
                     self._check_hope(one)
                     is_alone = self._is_alone(one)
-                with anyio.move_on_after(self._nobody_under_way_s if is_alone else None):
-                    await one.turn.wait()
-                if is_alone and not one.turn.is_set() and self._is_alone(one):
+                now_s = anyio.current_time()
+                if not is_alone:
+                    alone_since_s = None
+                elif alone_since_s is None:
+                    alone_since_s = now_s
+                elif now_s - alone_since_s >= self._nobody_under_way_s:
                     raise self._waited(self._nobody_under_way_s, one)
+                with anyio.move_on_after(min(LOOK_AGAIN_S, self._nobody_under_way_s)):
+                    await one.turn.wait()
+                    alone_since_s = None
                 one.turn = anyio.Event()
         finally:
             line.remove(one)
@@ -189,6 +215,24 @@ class Admission:
                 self._lines.pop(one.account, None)
             one.account.waiting -= 1
             self.freed()
+
+    async def _room_made(self, one: _Waiter) -> bool:
+        """Have idle sessions moved out, or else the session of a call that came later and waits, too."""
+        if await self.make_room(one.needed_bytes, one.account):
+            return True
+        own_is_full = not one.account.has_room(one.needed_bytes)
+        waiting = [other for line in self._lines.values() for other in line if other.rank > one.rank]
+        for other in sorted(waiting, key=lambda waiter: waiter.rank, reverse=True):
+            if other.aside is None or (own_is_full and other.account is not one.account):
+                continue
+            if await other.aside.step(partial(self._is_called, other)):
+                other.needed_bytes = other.aside.needed_bytes()
+                return True
+        return False
+
+    def _is_called(self, one: _Waiter) -> bool:
+        """Whether it waits no more."""
+        return one not in self._lines.get(one.account, ())
 
     async def make_room(self, needed_bytes: int, account: Account) -> bool:
         """Have idle sessions moved out: the namespace's own if its quota is what is full; whether any was."""
@@ -231,6 +275,7 @@ class Admission:
             reservation.is_over = True
             self._reservations.discard(reservation)
             reservation.account.reserved_bytes -= reservation.bytes
+            self.reserved_bytes -= reservation.bytes
         self.freed()
 
     def _anybody_before(self, one: _Waiter) -> bool:

@@ -35,3 +35,6 @@ def check_holders(pool: StatePool, held: Iterable[State]) -> None:
         named = sum(buffer.part is part for buffer in buffers)
         if pool.live(part) != named:
             raise AssertionError(f"{pool.live(part)} {part.value} buffers are out, and holders of {named} can be named")
+    counted = sum(part_bytes(pool.layout, buffer.part) for buffer in buffers)
+    if pool.live_bytes != counted:
+        raise AssertionError(f"{pool.live_bytes} bytes of state are counted, and {counted} are held")

@@ -7,7 +7,7 @@ the store is then resumed when it is asked for, by replaying at most the tokens 
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import anyio
@@ -18,7 +18,7 @@ from serai.checkpoints.names import is_id
 from serai.checkpoints.store import Store
 from serai.runtime.chat import ChatFormat
 from serai.runtime.driver import Counters
-from serai.runtime.errors import OverQuota, SeraiError, SessionGone
+from serai.runtime.errors import SeraiError, SessionGone
 from serai.runtime.runtime import Runtime
 from serai.runtime.server.catalogue import Catalogue, Known
 from serai.runtime.server.errors import response_not_found
@@ -117,29 +117,7 @@ class Sessions:
     # sessions to work on
 
     async def begin(self, namespace: str, label: str = "") -> Session:
-        return await self._with_room(namespace, lambda: self.runtime.session(namespace=namespace, label=label))
-
-    async def _with_room(self, namespace: str, make: Callable[[], Awaitable[Session]]) -> Session:
-        """What `make` opens. Places kept hot are sessions of their namespace too, and give way to work."""
-        while True:
-            try:
-                return await make()
-            except OverQuota as error:
-                if error.resource != "sessions" or not await self._give_way(namespace):
-                    raise
-
-    async def _give_way(self, namespace: str) -> bool:
-        """End the place of a namespace that was not used for longest; whether there was one."""
-        own = [one for one in self._parked.values() if one.place.namespace == namespace]
-        for parked in sorted(own, key=lambda one: one.used_s):
-            if parked.lock.statistics().locked or parked.session.doing is not None:
-                continue
-            if parked.stored and self.store is not None:
-                await self._unload(parked)
-            else:
-                await self.forget(parked.place.id)
-            return True
-        return False
+        return await self.runtime.session(namespace=namespace, label=label)
 
     async def go_on(self, place: Place) -> tuple[Session, int]:
         """A session that stands at a place and is the caller's own, and how many tokens had to be read for it."""
@@ -160,6 +138,7 @@ class Sessions:
         except BaseException:
             await self.end(session, erase=not parked.stored)
             raise
+        session.stand_by()
         parked.session, parked.pending = session, NOTHING
         await self.end(before, erase=not parked.stored)
 
@@ -174,7 +153,7 @@ class Sessions:
                 if self.store is None:
                     raise response_not_found(place.id)
                 known = await anyio.to_thread.run_sync(_known_position, self.store, place.id)
-                session = await self._with_room(place.namespace, lambda: self.runtime.resume(place.id))
+                session = await self.runtime.resume(place.id)
                 return self._park(_Parked(place, session, stored=True)), place.position - known
         finally:
             if not lock.locked() and self._restoring.get(place.id) is lock:
@@ -182,11 +161,7 @@ class Sessions:
 
     async def branch(self, session: Session, choice: int | None) -> Session:
         """A fork. Going on from a place keeps its random branch, as resuming it does; a choice has one of its own."""
-
-        def make() -> Awaitable[Session]:
-            return session.twin() if choice is None else session.fork(choice=choice)
-
-        return await self._with_room(session.namespace, make)
+        return await (session.twin() if choice is None else session.fork(choice=choice))
 
     async def end(self, session: Session, *, erase: bool = False) -> None:
         """Free a session; with `erase`, as if it had never been."""
@@ -270,6 +245,7 @@ class Sessions:
 
     def _park(self, parked: _Parked) -> _Parked:
         parked.used_s = anyio.current_time()
+        parked.session.stand_by()
         self._parked[parked.place.id] = parked
         return parked
 

@@ -141,6 +141,7 @@ class Generation:
             raise StopAsyncIteration
         if not self._begun:
             self._begin()
+        self._session.reader_is_away(False)
         try:
             return await self._step()
         except OutOfBudget:
@@ -149,6 +150,9 @@ class Generation:
         except SeraiError:
             await self._end(FinishReason.ERROR)
             raise
+        finally:
+            if self.finish_reason is None:
+                self._session.reader_is_away(True)
 
     async def aclose(self) -> None:
         """End here. The tokens handed out stay in the session and are durable when this returns."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 from numpy.typing import NDArray
 
@@ -230,6 +231,10 @@ class Holding:
     async def heat(self, record: Record, reservation: Reservation | None = None) -> State:
         """The live state, brought back first if it is cold, within the `reservation` if one is given. The holding keeps
         it; retain it to keep it longer."""
+        state = self.state
+        if state is not None and not state.is_spoiled and not self._moving.locked():
+            await anyio.lowlevel.checkpoint_if_cancelled()
+            return state  # as for nearly every token; to take the lock would cost a turn of the event loop
         async with self._moving:
             with nullcontext() if reservation is None else reservation.counting():
                 self._let_go_if_spoiled()

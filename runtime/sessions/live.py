@@ -3,7 +3,7 @@
 `Session` adds what it is to its user, a timeline.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from enum import Enum
 
@@ -21,6 +21,10 @@ def ids_bytes(tokens: int) -> int:
     """What a session's token ids take in memory, whether it is hot or cold: int32, in blocks of 4 KiB as the system
     gives them, rounded to the nearest."""
     return (4 * tokens + 2_048) // 4_096 * 4_096
+
+
+SLOW_READER_S = 1.0
+"""A generation whose reader has taken nothing for so long is at rest: its session may be moved out of memory."""
 
 
 class Life(Enum):
@@ -45,11 +49,13 @@ class LiveSession:
         self.record = Record(services.journal, session_id, namespace=namespace, label=label)
         self.account = services.pool.accounts.of(namespace)
         self.account.sessions += 1
+        self._counted = True
         self._ids_bytes = 0
         self._services = services
         self._holding = holding
         self._life = Life.OPEN
         self._doing: str | None = None
+        self._reader_is_away = False
         self._used_s = services.now_s()
         self._returns_at_s: float | None = None
         self._count_ids(self.position)
@@ -78,6 +84,13 @@ class LiveSession:
     def is_open(self) -> bool:
         return self._life is Life.OPEN
 
+    def stand_by(self) -> None:
+        """Count no longer toward its namespace's quota of sessions: it is kept only so that others begin where it
+        stands, and whoever keeps it bounds how many those are. What it holds in memory counts as before."""
+        if self._counted and self._life is Life.OPEN:
+            self._counted = False
+            self.account.sessions -= 1
+
     # used by one call at a time
 
     @contextmanager
@@ -97,14 +110,24 @@ class LiveSession:
         self._doing = doing
         self._used_s = self._services.now_s()
 
+    def reader_is_away(self, away: bool) -> None:
+        """Whether the generation that holds the session waits for its reader."""
+        self._reader_is_away = away
+
+    @property
+    def _is_in_use(self) -> bool:
+        return self._doing is not None and not self._reader_is_away
+
     def unclaim(self) -> None:
         self._doing = None
+        self._reader_is_away = False
         self._used_s = self._services.now_s()
         self._services.admission.freed()  # idle now, it may be moved out for whoever waits for memory
 
     def dropped(self) -> None:
         """As `unclaim`, for a reader who vanished: Python may say so when no event loop runs, so no clock is read."""
         self._doing = None
+        self._reader_is_away = False
         self._services.admission.freed()
 
     # in memory or in the store
@@ -127,14 +150,23 @@ class LiveSession:
     def idle(self, now_s: float) -> Idle | None:
         """What moving this session out of memory would bring; None while it is in use, cold or empty."""
         state = self._holding.state
-        if self._doing is not None or state is None or state.fixed is None:
+        if self._is_in_use or state is None or state.fixed is None:
+            return None
+        if self._doing is not None and now_s - self._used_s < SLOW_READER_S:
             return None
         own, _ = self._services.pool.held_bytes(state)
         return Idle(self.id, own, now_s - self._used_s, self._returns_in_s(now_s))
 
     async def demote(self) -> bool:
         """Move the state to the store; the next call brings it back. False when it is in use (or cold already)."""
-        moved = await self._holding.cool(self.record, lambda: self._doing is not None or not self.is_open)
+        return await self._cool(lambda: self._is_in_use or not self.is_open)
+
+    async def step_aside(self, is_called: Callable[[], bool]) -> bool:
+        """As `demote`, while the call that holds the session waits for memory, until it `is_called`."""
+        return self._services.journal.is_durable and await self._cool(lambda: is_called() or not self.is_open)
+
+    async def _cool(self, in_use: Callable[[], bool]) -> bool:
+        moved = await self._holding.cool(self.record, in_use)
         if moved:
             self._services.events.tell(EventKind.DEMOTED, self.id)
         return moved
@@ -217,7 +249,7 @@ class LiveSession:
         if self._life is not Life.OPEN:
             return  # broken off while `pause` or `close` was writing
         self._life = life
-        self.account.sessions -= 1
+        self.account.sessions -= self._counted
         self._count_ids(0)
         self._holding.release()
         for generation in tuple(self._services.reading):  # a reader who keeps one and never asks again

@@ -9,13 +9,7 @@ from numpy.typing import NDArray
 
 from serai.checkpoints.names import check_text, new_id
 from serai.checkpoints.nodes import NodeKind
-from serai.runtime.errors import (
-    BadParameter,
-    NothingToContinue,
-    PromptTooLong,
-    SeraiError,
-    SessionClosed,
-)
+from serai.runtime.errors import BadParameter, NothingToContinue, PromptTooLong, SeraiError, SessionClosed
 from serai.runtime.sampling.grammar import Grammar
 from serai.runtime.sampling.guessing import Worth
 from serai.runtime.sampling.params import SamplingParams
@@ -362,7 +356,8 @@ class Session(DurableSession):
         self._timeline.generated(token)
         self._count_ids(self.position)
         self.record.generated(token, self._timeline)
-        self._rate.count(1, self._services.now_s())
+        self._used_s = self._services.now_s()
+        self._rate.count(1, self._used_s)
 
     def kept_positions(self) -> frozenset[int]:
         """Where on its way a state of it is kept in memory, for itself or others to start from."""

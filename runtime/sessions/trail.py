@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from serai.checkpoints.nodes import NodeRecord
 from serai.runtime.driver import Stop
 from serai.runtime.memory.accounts import Account
-from serai.runtime.memory.admission import Reservation
+from serai.runtime.memory.admission import Aside, Reservation
 from serai.runtime.memory.ledger import held_bytes
 from serai.runtime.services import Services
 from serai.runtime.sessions.deadline import Deadline
@@ -38,6 +39,29 @@ class OwnState(Protocol):
         ...
 
     async def hot(self, reservation: Reservation | None = None) -> State: ...
+
+    async def step_aside(self, is_called: Callable[[], bool]) -> bool:
+        """Move the state to the store while the call waits, unless it `is_called` meanwhile; whether it was moved."""
+        ...
+
+
+@dataclass(slots=True)
+class _Known:
+    """Where an append may begin: a known prefix, and its state for as long as this holds it in memory."""
+
+    found: Kept | None
+    state: State | None
+
+    @classmethod
+    def hold(cls, found: Kept | None) -> "_Known":
+        return cls(found, None if found is None or found.state is None else found.state.retain())
+
+    def let_go(self) -> bool:
+        """Hold the state no longer; whether one was held."""
+        state, self.state = self.state, None
+        if state is not None:
+            state.release()
+        return state is not None
 
 
 class _Place(NamedTuple):
@@ -89,25 +113,25 @@ class Trail:
             begin = start if found is None else found.position
             if deadline is not None:
                 deadline.check("append", services.driver.reading_s(len(whole) - begin))
-            state = None if found is None or found.state is None else found.state.retain()
+            known = _Known.hold(found)
             try:
-                reservation = await self._room(own, whole, begin, state)
+                reservation = await self._room(own, whole, begin, known)
                 if reservation is None:
                     continue
                 with reservation.closing(), self._computing(whole, begin) as places:
                     mine = (await own.hot(reservation)).retain()  # its session may end while this waits
                     try:
-                        if state is None and found is not None:
-                            state = await services.keeper.from_store(found, reservation)
-                            if state is None:
+                        if found is not None and known.state is None:
+                            known = _Known.hold(found)  # it may be in memory again
+                            known.state = known.state or await services.keeper.from_store(found, reservation)
+                            if known.state is None:
                                 continue  # what can't be used is forgotten
-                        after = await self._compute(state or mine, whole, places, reservation, weight)
+                        after = await self._compute(known.state or mine, whole, places, reservation, weight)
                     finally:
                         mine.release()
-                reused = 0 if state is None else state.position - start
+                reused = 0 if known.state is None else known.state.position - start
             finally:
-                if state is not None:
-                    state.release()
+                known.let_go()
             self.reused_tokens += reused
             services.driver.counters.reused_tokens += reused
             return after, reused
@@ -115,9 +139,18 @@ class Trail:
     async def _read_alone(self, own: OwnState, ids: NDArray[np.int32], weight: float) -> State:
         """The state after `ids`, with nothing taken from others or left for them."""
         services, end = self._services, own.position + len(ids)
-        needed = own.needed_bytes(end) + services.pool.growth_bytes(own.position, len(ids))
-        held = held_bytes(services.pool, own.held)
-        reservation = await services.admission.enter(needed, account=own.account, held_bytes=held, going_on=False)
+        growth = services.pool.growth_bytes(own.position, len(ids))
+
+        def needed() -> int:
+            return own.needed_bytes(end) + growth
+
+        reservation = await services.admission.enter(
+            needed(),
+            account=own.account,
+            held_bytes=held_bytes(services.pool, own.held),
+            going_on=False,
+            aside=Aside(own.step_aside, needed),
+        )
         with reservation.closing():
             mine = await own.hot(reservation)
             state, _ = await services.driver.advance(
@@ -125,23 +158,31 @@ class Trail:
             )
         return state
 
-    async def _room(
-        self, own: OwnState, whole: NDArray[np.int32], begin: int, state: State | None
-    ) -> Reservation | None:
-        """All the memory for reading `whole` from `begin` on, where `state` is known, or a stored one if that is past
-        the session's own; None when somebody has begun to compute some of it meanwhile."""
+    async def _room(self, own: OwnState, whole: NDArray[np.int32], begin: int, known: _Known) -> Reservation | None:
+        """All the memory for reading `whole` from `begin` on, where a state is `known` or stored if that is past the
+        session's own; None when somebody has begun to compute some of it meanwhile."""
         pool, every = self._services.pool, self._services.policy.snapshot_every
         stops = (begin // every + 1) * every < len(whole)
-        needed = own.needed_bytes(len(whole)) + pool.growth_bytes(begin, len(whole) - begin, stops=stops)
-        if state is None and begin > own.position:
-            needed += session_bytes(pool.layout, begin)
-        held = held_bytes(pool, own.held, state)
+        growth = pool.growth_bytes(begin, len(whole) - begin, stops=stops)
+
+        def needed() -> int:
+            read_in = known.state is None and begin > own.position
+            return own.needed_bytes(len(whole)) + growth + (session_bytes(pool.layout, begin) if read_in else 0)
+
+        async def step_aside(is_called: Callable[[], bool]) -> bool:
+            let_go = known.let_go()
+            return await own.step_aside(is_called) or let_go
+
         with (
             anyio.CancelScope() as scope,
             self._services.prefixes.telling(self._namespace, whole, above=begin, tell=scope.cancel),
         ):
             reservation = await self._services.admission.enter(
-                needed, account=own.account, held_bytes=held, going_on=False
+                needed(),
+                account=own.account,
+                held_bytes=held_bytes(pool, own.held, known.state),
+                going_on=False,
+                aside=Aside(step_aside, needed),
             )
             if not scope.cancel_called:
                 return reservation

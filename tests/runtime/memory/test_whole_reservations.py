@@ -90,6 +90,57 @@ async def test_two_cold_sessions_that_want_more_than_fits_at_once_take_turns(tmp
         within(rt)
 
 
+@pytest.mark.parametrize("policy", [Policy(reuse=False), PIECES], ids=["alone", "shared"])
+async def test_hot_sessions_whose_appends_wait_for_each_other_take_turns(tmp_path: Path, policy: Policy) -> None:
+    """Each once kept its state in memory while it waited for what the others held, until all were refused."""
+    limit = RUNNING + FIXED + LOGITS + 29 * PAGE
+    async with fake_runtime(store=tmp_path, limit_bytes=limit, policy=policy, limits=SLICES) as rt:
+        sessions = [await rt.session() for _ in range(3)]
+        for token, session in enumerate(sessions):
+            await session.append([token] * 36)
+        assert all([await session.logits() is not None for session in sessions])
+        rt._services.prefixes.clear()
+        assert [session.tier for session in sessions] == [Tier.HOT] * 3
+        order: list[int] = []
+
+        async def more(number: int) -> None:
+            await sessions[number].append([5] * 40)
+            order.append(number)
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                for number in range(3):
+                    tasks.start_soon(more, number)
+        assert order == [0, 1, 2], "who came first is not moved out for who came later"
+        for token, session in enumerate(sessions):
+            assert await is_right(session, [token] * 36 + [5] * 40)
+        within(rt)
+        rt.check()
+
+
+async def test_who_waits_holds_no_beginning_that_another_has_left() -> None:
+    """One who came later once kept it in memory, and who came first waited for that."""
+    ends_only = Policy(snapshot_every=1_000)
+    async with fake_runtime(limit_bytes=NEW + 22 * PAGE, policy=ends_only, limits=SLICES) as rt:
+        leaves, first, later = [await rt.session() for _ in range(3)]
+        await leaves.append([1] * 36)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(first.append, [2] * 76)
+            await anyio.wait_all_tasks_blocked()
+            assert leaves.held is not None
+            rt._services.prefixes.keep("", leaves.timeline.digest(), leaves.held)  # as at the end of a turn
+            tasks.start_soon(later.append, [1] * 40)
+            await anyio.wait_all_tasks_blocked()
+            assert (rt.status().work.waiting_for_memory, leaves.held.refs) == (2, 3)
+            with anyio.fail_after(20):
+                await leaves.close()
+                while not first.position:
+                    await anyio.lowlevel.checkpoint()
+            await first.close()
+        assert await is_right(later, [1] * 40)
+        rt.check()
+
+
 async def test_an_append_lets_its_session_come_back_first_that_is_on_its_way(tmp_path: Path) -> None:
     """The append once had all the memory and waited for the move, which waited for memory."""
     limit = RUNNING + 22 * PAGE

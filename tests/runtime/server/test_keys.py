@@ -127,8 +127,8 @@ async def test_who_has_used_up_its_quota_is_told_to_come_back_and_others_are_ser
         assert (await client.call("POST", CHAT, asks("x", n=3), key="small")).status == 200
 
 
-async def test_places_kept_hot_give_way_to_work_and_come_back(tmp_path: Path) -> None:
-    key = Key(secret="k", namespace="n", quota=Quota(sessions=2))
+async def test_places_kept_hot_are_no_sessions_of_a_quota(tmp_path: Path) -> None:
+    key = Key(secret="k", namespace="n", quota=Quota(sessions=1))
     model = ReplyModel(lambda prompt: f"</think><response>{prompt.count(USER)}</response></message>!")
     async with serving_model(model, options(key), store=tmp_path / "s") as client:
         ids = []
@@ -140,7 +140,14 @@ async def test_places_kept_hot_give_way_to_work_and_come_back(tmp_path: Path) ->
             body = {"input": "more", "previous_response_id": id_}
             made = (await client.call("POST", "/v1/responses", body, key="k")).json()
             assert made["output"][-1]["content"][0]["text"] == "2", made
-        assert len(client.service.runtime.status().sessions) <= 2
+        status = client.service.runtime.status()
+        assert len(status.sessions) == 8, "all are kept as they stand"
+        (account,) = (one for one in status.namespaces if one.namespace == "n")
+        assert account.sessions == 0, "and none of them counts"
+        refused = await client.call("POST", CHAT, asks("x", n=2), key="k")
+        assert (refused.status, refused.json()["error"]["code"]) == (429, "over_quota")
+        await client.service.sessions.close()
+        assert account.sessions == 0, "nor is one taken off twice"
 
 
 async def test_a_request_is_as_urgent_as_its_key_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,20 @@
 """Who reads tokens slowly pauses their own session: not the step, and nobody else; and nothing piles up for them."""
 
+from pathlib import Path
+
 import anyio
 import pytest
 
 from serai.runtime import SamplingParams
+from serai.runtime.errors import SessionBusy
+from serai.runtime.memory import admission
+from serai.runtime.memory.residency import Tier
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
+from serai.runtime.sessions import live
 from serai.runtime.sessions.generation import Generation
 from tests.runtime.fake_runtime import fake_runtime
-from tests.runtime.scripted import ScriptedModel, greedy_by_hand
+from tests.runtime.scripted import FIXED, LOGITS, PAGE, ScriptedModel, greedy_by_hand
 
 pytestmark = pytest.mark.anyio
 
@@ -77,3 +83,43 @@ async def test_what_was_guessed_right_waits_for_a_slow_reader_within_one_step() 
             await anyio.wait_all_tasks_blocked()
         assert taken == [3 + (2 + index) % 13 for index in range(60)]
         assert 1 <= most_ahead < limits.step_rows
+
+
+async def test_a_reader_that_rests_keeps_no_memory_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its session may be moved out, and is back when the next token is asked for."""
+    monkeypatch.setattr(live, "SLOW_READER_S", 0.05)
+    monkeypatch.setattr(admission, "LOOK_AGAIN_S", 0.01)
+    limit = 3 * (FIXED + LOGITS) + 20 * PAGE
+    async with fake_runtime(store=tmp_path, limit_bytes=limit, policy=PLAIN) as rt:
+        slow, other = await rt.session(), await rt.session()
+        await slow.append([1] * 40)
+        reading = slow.generate(LONG)
+        taken = await take(reading, 3)
+        with anyio.fail_after(20):
+            await other.append([2] * 60)
+        assert (slow.tier, slow.doing) == (Tier.COLD, "generate")
+        with pytest.raises(SessionBusy):
+            await slow.append([1])
+        await other.close()
+        taken += await take(reading, 7)
+        assert taken == greedy_by_hand([1] * 40, 10)
+        assert slow.position == 40 + 10
+        await reading.aclose()
+        assert await slow.demote()
+
+
+async def test_a_reader_that_reads_is_not_moved_out_between_two_tokens(tmp_path: Path) -> None:
+    limit = 3 * (FIXED + LOGITS) + 20 * PAGE
+    async with fake_runtime(store=tmp_path, limit_bytes=limit, policy=PLAIN) as rt:
+        reader, other = await rt.session(), await rt.session()
+        await reader.append([1] * 40)
+        reading = reader.generate(LONG)
+        taken = await take(reading, 1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(other.append, [2] * 60)
+            await anyio.wait_all_tasks_blocked()
+            taken += await take(reading, 20)
+            assert (other.position, rt.status().work.demotions) == (0, 0)
+            await reading.aclose()
+        assert taken == greedy_by_hand([1] * 40, 21)
+        assert (other.position, reader.tier) == (60, Tier.COLD)
