@@ -16,7 +16,11 @@ SLAB_BYTES = 4 << 20
 _ALIGNMENT = 64
 """One cache line and one vector register."""
 
+_HUGE_BYTES = 2 << 20
+"""Buffers from that size on are put on huge pages where there are any: a step walks through all of a state."""
+
 _MADV_DONTNEED: int | None = getattr(mmap, "MADV_DONTNEED", None)
+_MADV_HUGEPAGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
 class Slabs:
@@ -68,6 +72,8 @@ class Slabs:
         count = max(1, SLAB_BYTES // self._stride)
         # Private: what is shared stays in memory when it is given back, and only this process's count of it shrinks.
         memory = mmap.mmap(-1, count * self._stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if _MADV_HUGEPAGE is not None and self._stride >= _HUGE_BYTES:
+            memory.madvise(_MADV_HUGEPAGE)
         whole = np.frombuffer(memory, dtype=np.uint8)
         for offset in range((count - 1) * self._stride, -1, -self._stride):
             buffer = whole[offset : offset + self._size]

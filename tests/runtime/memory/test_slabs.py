@@ -1,5 +1,7 @@
 """Buffers come from the operating system and go back to it, whatever lies between them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -54,3 +56,19 @@ def test_trimming_gives_memory_back_though_every_other_buffer_stays() -> None:
     assert all((buffer == 1).all() for buffer in taken[1::2])
     # Shared memory would leave the process too, and still lie there with what was in it.
     assert not any(slabs.take().any() for _ in range(count // 2))
+
+
+def test_large_buffers_lie_on_huge_pages_where_there_are_any() -> None:
+    switch = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not switch.exists() or "[never]" in switch.read_text():
+        pytest.skip("this system gives no huge pages")
+    before = _huge_bytes()
+    buffer = Slabs(64 << 20).take()
+    buffer.fill(1)
+    assert _huge_bytes() - before > buffer.nbytes // 2
+
+
+def _huge_bytes() -> int:
+    """Bytes of this process on huge pages."""
+    kept = Path("/proc/self/smaps_rollup").read_text().split("AnonHugePages:")[1].split()[0]
+    return int(kept) << 10
