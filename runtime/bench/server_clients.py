@@ -1,7 +1,8 @@
 """The clients of `serai bench server`, in a process of their own: `python -m serai.runtime.bench.server_clients`.
 
-Steady ones stream completions, a token an event; restless ones leave, cancel, read slowly or not at all, drawn from a
-seed. All stop after the given time. What they saw is printed as one JSON object.
+Steady ones stream completions, a token an event, and are counted from when each has its first; restless ones leave,
+cancel, read slowly or not at all, drawn from a seed. All stop after the given time. What they saw is printed as one
+JSON object.
 """
 
 import asyncio
@@ -20,11 +21,14 @@ class Swarm:
         self._port = port
         self._until_s = time.monotonic() + seconds
         self.tokens: dict[int, int] = {}
+        self.since_s = self._until_s
         self.health_s: list[float] = []
         self.left = 0
         self.failed: list[str] = []
+        self._to_begin: set[int] = set()
 
     async def run(self, steady: int, restless: int) -> None:
+        self._to_begin = set(range(steady))
         async with asyncio.TaskGroup() as tasks:
             for number in range(steady):
                 tasks.create_task(self._steady(number))
@@ -40,12 +44,20 @@ class Swarm:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._rest_s):
                 async for line in reader:
                     if line.startswith(b"data: {"):
-                        self.tokens[number] += 1
+                        self._count(number)
                 self.failed.append(f"the stream of client {number} ended")
         except TimeoutError:
             pass
         finally:
             writer.close()
+
+    def _count(self, number: int) -> None:
+        self.tokens[number] += 1
+        if self._to_begin:
+            self._to_begin.discard(number)
+            if not self._to_begin:
+                self.since_s = time.monotonic()
+                self.tokens = dict.fromkeys(self.tokens, 0)
 
     async def _restless(self, chance: random.Random) -> None:
         while self._rest_s > 0:
@@ -99,6 +111,11 @@ class Swarm:
             await asyncio.sleep(0.05)
 
     @property
+    def seconds(self) -> float:
+        """For how long tokens were counted."""
+        return self._until_s - self.since_s
+
+    @property
     def _rest_s(self) -> float:
         return max(self._until_s - time.monotonic(), 0.0)
 
@@ -124,8 +141,11 @@ class Swarm:
 def main(port: str, seconds: str, steady: str, restless: str) -> None:
     swarm = Swarm(int(port), float(seconds))
     asyncio.run(swarm.run(int(steady), int(restless)))
+    if not swarm.seconds > 0:
+        swarm.failed.append(f"of {steady} steady clients not all had a token within {seconds} s")
     seen = {
         "tokens": list(swarm.tokens.values()),
+        "seconds": [swarm.seconds],
         "health_s": swarm.health_s,
         "left": swarm.left,
         "failed": swarm.failed,
