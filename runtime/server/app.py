@@ -22,6 +22,7 @@ from serai.runtime.server.errors import ApiError
 from serai.runtime.server.json_answers import JSONResponse
 from serai.runtime.server.metrics import StatusCollector
 from serai.runtime.server.options import ServerOptions, is_loopback
+from serai.runtime.server.request_log import RequestLog
 from serai.runtime.server.requests import caller_of, read_body
 from serai.runtime.server.service import Service, at_service
 from serai.runtime.server.streams import error_response, whole
@@ -71,6 +72,7 @@ def make_app(service: Service) -> Starlette:
     app = Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
     app.state.service = service
     app.add_middleware(KeyCheck, keys=Keys(service.options.all_keys))
+    app.add_middleware(RequestLog)
     return app
 
 
