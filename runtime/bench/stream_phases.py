@@ -14,7 +14,6 @@ from serai.runtime.bench.aliased import AliasedExperts
 from serai.runtime.checks.stepping import Stepper
 from serai.runtime.engine import Engine
 from serai.runtime.experts.cache import aligned_records
-from serai.runtime.experts.calibrate import TRIED
 from serai.runtime.experts.slots import CacheCounters
 from serai.runtime.experts.source import ExpertSource, open_source
 from serai.runtime.experts.streamed import StreamedExperts
@@ -25,8 +24,8 @@ from serai.runtime.state import State, StatePool
 
 Tokens = NDArray[np.int32]
 
-LEAST_RAW_READS = 4
-"""Fewer in flight leave every disk idle."""
+RAW_TRIED = (4, 8, 16)
+"""Plain reads in flight; the best of them is what the disk can give."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +98,13 @@ class RawDisk:
         found = find_model(folder)
         with found.files:
             self._source = open_source(found.config, found.files, found.prefix)
-        self._memory = aligned_records(max(TRIED), self._source.record_bytes)
+        self._memory = aligned_records(max(RAW_TRIED), self._source.record_bytes)
         self._memory.fill(0)
         self._try_s = try_s
 
     def rate(self, reads: Sequence[tuple[int, int]]) -> float:
         """Bytes a second of reading these experts again, with as many reads in flight as give most."""
-        return max(self._rate(reads, count) for count in TRIED if count >= LEAST_RAW_READS)
+        return max(self._rate(reads, count) for count in RAW_TRIED)
 
     def _rate(self, reads: Sequence[tuple[int, int]], in_flight: int) -> float:
         left = iter(reads)  # an iterator over a sequence hands each item to one thread

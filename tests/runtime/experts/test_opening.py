@@ -35,7 +35,7 @@ def test_reads_in_flight_are_measured_unless_told(tmp_path: Path, caplog: pytest
         experts = open_experts(found.config, found.files, found.prefix, 2)
         assert isinstance(experts, StreamedExperts)
         assert experts.reader.threads in (1, 2)
-        assert "reads in flight (GB/s by number: 1: " in caplog.text
+        assert "reads in flight (GB/s by number: 2: " in caplog.text
         visit = experts.visit(1, np.array([0, 4], dtype=np.int32), 2)
         while not visit.finished:
             if visit.take() is None:
