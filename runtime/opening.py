@@ -78,8 +78,8 @@ async def open_runtime(
 
     `budget` is the most memory to use ("2GiB" or bytes; default: what the machine and its control groups leave).
     `store` is the folder where sessions are kept; without one nothing is durable. `threads` defaults to the cores this
-    process may use. `trunk="q8"` holds the large projections in 8 bits instead of as stored. With `experts_per_token`
-    each token visits fewer experts than the model was trained with (`models/fewer_experts.py`; what that costs:
+    process may use. `trunk="q8"` or `"q4"` holds the large projections in 8 or 4 bits. With `experts_per_token` each
+    token visits fewer experts than the model was trained with (`models/fewer_experts.py`; what that costs:
     `serai bench experts-per-token`). `policy` says what is kept so that nothing is computed twice. `quotas` bound what
     each namespace may have of the budget (`set_quota` changes them). `progress` is called from worker threads. Leaving
     the block closes every session.

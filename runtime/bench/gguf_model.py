@@ -22,7 +22,7 @@ from serai.runtime.models.config import ExpertFormat, LayerKind, ModelConfig, Mo
 from serai.runtime.models.open_model import find_model
 from serai.runtime.models.safetensors_files import CheckpointFiles
 from serai.runtime.models.tensor_table import EMBEDDING, decay_per_head, find_prefix, head_name, trunk_tensors
-from serai.runtime.models.trunk import Trunk
+from serai.runtime.models.trunk import Held, Trunk
 
 RECIPE = 2
 """Part of a file's name; goes up when the same checkpoint begins to give another file."""
@@ -281,7 +281,7 @@ class _Source:
         return tuple(self._files.info(self._prefix + name).shape)
 
     def _matrix(self, new: str, old: str) -> _Tensor:
-        if Trunk.Q8.quantises(self._specs[old]):
+        if Trunk.Q8.held(self._specs[old]) is Held.Q8:
             return _Tensor(new, self._shape(old), _Q8_0, lambda: _q8_0(self._read(old)), lambda: self._read(old))
         return _Tensor(new, self._shape(old), _BF16, lambda: _bf16(self._read(old)), lambda: self._read(old))
 

@@ -46,9 +46,9 @@ def measure_speeds(
         return amount / median_s(case.run, RUNS)
 
     quantised = fast_product if fast else exact_product
-    held = Format.Q8 if trunk is Trunk.Q8 else Format.BF16
+    held = {Trunk.AS_STORED: Format.BF16, Trunk.Q8: Format.Q8, Trunk.Q4: Format.MXFP4}[trunk]
     with parallel_region():
-        trunk_product = quantised if held is Format.Q8 else exact_product
+        trunk_product = exact_product if held is Format.BF16 else quantised
         trunk_case = trunk_product(f"{held.name} weights, 1 row", weights(held, weight_bytes, HIDDEN), 1)
         trunk_rate = rate(trunk_case, trunk_case.nbytes)
         del trunk_case

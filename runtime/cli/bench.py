@@ -96,6 +96,15 @@ def experts_per_token(quick: Quick = False, _folder: Unused = None, as_json: Jso
 
 
 @app.command()
+def trunk(quick: Quick = False, _folder: Unused = None, as_json: Json = False) -> None:
+    """What a trunk of 8 or 4 bits costs the nano model (KL, likeliest token, recall), and the bytes it saves."""
+    with reporting(as_json=as_json) as out:
+        from serai.runtime.bench.smaller_trunks import bench_trunk
+
+        _show(out, bench_trunk(quick=quick, tell=out.note))
+
+
+@app.command()
 def cache(
     trace: Annotated[
         list[Path] | None,

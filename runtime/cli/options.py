@@ -28,7 +28,7 @@ Precision = Annotated[
 ]
 Trunk = Annotated[
     str | None,
-    typer.Option("--trunk", metavar="q8", help="Hold the large projections in 8 bits. \\[default: as they are stored]"),
+    typer.Option("--trunk", metavar="q8|q4", help="Hold the large projections in 8 or 4 bits. \\[default: as stored]"),
 ]
 ExpertsPerToken = Annotated[
     int | None,

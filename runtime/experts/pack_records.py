@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from serai.kernels.experts import ExpertLayout, pack_expert
 from serai.kernels.matrix import Format
+from serai.kernels.q4 import quantise_mxfp4
 from serai.runtime.experts.cache import aligned_bytes
 from serai.runtime.experts.errors import FileEnded, PackFailed
-from serai.runtime.experts.mxfp4 import quantise_mxfp4
 from serai.runtime.experts.source import DirectSource
 from serai.runtime.models.dtypes import widen_bf16
 

@@ -60,7 +60,7 @@ class MemoryPlan:
     """The table behind `serai plan`. All sizes in bytes.
 
     `trunk_bytes` is the trunk as held in memory (`memory/weights.py`), `trunk_stored_bytes` the same tensors in the
-    files, `q8_trunk_saves_bytes` what 8-bit projections would save of the floors. A tied embedding counts once.
+    files, `trunk_saves_bytes` what each smaller trunk would save of the floors. A tied embedding counts once.
     `expert_bytes` is a routed expert in the files, `expert_slot_bytes` the record that holds one in memory; the floors
     and `min_expert_bytes` count records.
 
@@ -82,7 +82,7 @@ class MemoryPlan:
     step_rows: int
     trunk: str
     trunk_bytes: int
-    q8_trunk_saves_bytes: int
+    trunk_saves_bytes: dict[str, int]
     trunk_stored_bytes: int
     scratch_bytes: int
     wide_rows: int
@@ -134,7 +134,7 @@ def plan_memory(
     """The plan for sessions of `context_tokens` tokens and steps of up to `step_rows` rows.
 
     `kernel_scratch_bytes` is what the compute threads keep for themselves; only who knows the threads can tell.
-    Only `fast` precision has 8-bit activations, which an 8-bit trunk needs room for.
+    Only `fast` precision has 8-bit activations, which a quantised trunk needs room for.
     With `files` the element types are those of the headers, without those the published checkpoints use. Raises
     `WeightsInvalid` when the files lack a tensor of the table, `BadParameter` for sizes below 1.
     """
@@ -166,7 +166,7 @@ def plan_memory(
     reading = READING_RECORDS if moe is not None else 0
     shape = ScratchShape.of(config)
     activations = shape.q8_activation_bytes(step_rows) if fast else 0
-    scratch = shape.bytes_for(step_rows) + kernel_scratch_bytes + (activations if trunk is Trunk.Q8 else 0)
+    scratch = shape.bytes_for(step_rows) + kernel_scratch_bytes + (0 if trunk is Trunk.AS_STORED else activations)
     layouts = {latents: state_layout(config, latents) for latents in LatentType}
     layout = layouts[LatentType.FLOAT32]
     running = _by_latents({kind: _running_bytes(layouts[kind], context_tokens) for kind in LatentType})
@@ -179,7 +179,10 @@ def plan_memory(
         step_rows=step_rows,
         trunk=trunk.value,
         trunk_bytes=held[trunk],
-        q8_trunk_saves_bytes=held[trunk] - held[Trunk.Q8] - (activations if trunk is not Trunk.Q8 else 0),
+        trunk_saves_bytes={
+            kind.value: held[trunk] - held[kind] - (activations if trunk is Trunk.AS_STORED else 0)
+            for kind in (Trunk.Q8, Trunk.Q4)
+        },
         trunk_stored_bytes=sum(_stored_bytes(spec, dtypes[name], files, prefix + name) for name, spec in specs.items()),
         scratch_bytes=scratch,
         wide_rows=WIDE_ROWS if moe is not None else 0,
@@ -241,8 +244,10 @@ def check_budget(plan: MemoryPlan, budget_bytes: int, latents: LatentType, *, st
         options.append(f"a context of {tokens:,} tokens")
     if latents is LatentType.FLOAT32 and budget_bytes >= floors.bfloat16:
         options.append("bfloat16 latents")
-    if plan.q8_trunk_saves_bytes > 0 and budget_bytes >= floor - plan.q8_trunk_saves_bytes:
-        options.append('trunk="q8"')
+    for trunk, saves in plan.trunk_saves_bytes.items():
+        if saves > 0 and budget_bytes >= floor - saves:
+            options.append(f'trunk="{trunk}"')
+            break
     raise BudgetTooSmall(
         budget_bytes=budget_bytes, floor_bytes=floor, would_fit=f"that is {parts}; {' or '.join(options)} would fit"
     )

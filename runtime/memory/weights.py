@@ -10,7 +10,7 @@ from math import prod
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.models.dtypes import STORAGE
 from serai.runtime.models.tensor_table import TensorRole, TensorSpec
-from serai.runtime.models.trunk import Trunk, q8_bytes
+from serai.runtime.models.trunk import Held, Trunk
 
 BLOCK_ROWS = 16
 """Output rows of a packed matrix that lie interleaved, one to a lane."""
@@ -34,8 +34,9 @@ def held_bytes(config: ModelConfig, spec: TensorSpec, dtype: str, trunk: Trunk =
         keys = padded_rows(mla.kv_lora_rank) * mla.nope_dim
         return mla.heads * (keys + padded_rows(mla.v_dim) * mla.kv_lora_rank) * itemsize
     rows, columns = spec.shape
-    if trunk.quantises(spec):
-        return q8_bytes(padded_rows(rows), columns)
+    held = trunk.held(spec)
+    if held is not Held.STORED:
+        return held.nbytes(padded_rows(rows), columns)
     return padded_rows(rows) * columns * itemsize
 
 

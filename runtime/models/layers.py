@@ -31,7 +31,7 @@ from serai.runtime.models.weights import DenseWeights, KdaWeights, MlaWeights, M
 class Context:
     """What every sub-layer needs besides its weights.
 
-    `fast` chooses 8-bit activations for packed experts and for projections held in 8 bits; `looks_ahead` has experts
+    `fast` chooses 8-bit activations for packed experts and for quantised projections; `looks_ahead` has experts
     guessed and read before their layer comes. `failures` collects the rows of the present pass that lack an expert
     which could not be read.
     """
@@ -69,11 +69,11 @@ def product(
 ) -> None:
     """`out[:, start:] (+)= x @ matrix.T` for each matrix and the column where its product starts.
 
-    `x` is `[rows, columns]`. In `fast`, matrices held in 8 bits meet 8-bit activations; all others meet float32 ones.
+    `x` is `[rows, columns]`. In `fast`, quantised matrices meet 8-bit activations; all others meet float32 ones.
     """
     activations = None
     for matrix, start in matrices:
-        if context.fast and matrix.format is Format.Q8:
+        if context.fast and matrix.format in (Format.Q8, Format.MXFP4):
             if activations is None:
                 activations = context.scratch.activations(len(x), matrix.cols)
                 quantize_rows(x, 0, activations)

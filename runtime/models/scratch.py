@@ -57,7 +57,7 @@ class Scratch:
         if moe is not None and config.expert_format is ExpertFormat.MXFP4 and fast:
             self.quantised = Quantized.empty(max_rows, moe.latent), Quantized.empty(pairs, moe.inner)
         self._activations: Quantized | None = None
-        if trunk is Trunk.Q8 and fast:
+        if trunk is not Trunk.AS_STORED and fast:
             self._activations = Quantized.empty(max_rows, shape.inputs)
 
     @property
@@ -79,7 +79,7 @@ class Scratch:
     def activations(self, rows: int, columns: int) -> Quantized:
         """Room for that many rows as 8-bit numbers, for a product with 8-bit weights; what it holds is unknown."""
         if self._activations is None:
-            raise AssertionError("8-bit activations are for an 8-bit trunk in fast precision")
+            raise AssertionError("8-bit activations are for a quantised trunk in fast precision")
         return self._activations.part(rows, columns)
 
     def blocks(self, rows: int) -> NDArray[np.float32]:

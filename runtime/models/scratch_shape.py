@@ -6,7 +6,7 @@ from serai.checkpoints.snapshot import LatentType
 from serai.runtime.memory.weights import padded_rows
 from serai.runtime.models.config import LayerKind, ModelConfig
 from serai.runtime.models.layout import state_layout
-from serai.runtime.models.trunk import Q8_GROUP
+from serai.runtime.models.trunk import GROUP
 from serai.runtime.state import Part, part_bytes
 
 
@@ -49,7 +49,7 @@ class ScratchShape:
             expert_inner=0 if moe is None else moe.inner,
             expert_out=0 if moe is None else moe.latent,
             experts=0 if moe is None else moe.experts,
-            inputs=max(_inputs(config)) // Q8_GROUP * Q8_GROUP,
+            inputs=max(_inputs(config)) // GROUP * GROUP,
             shared_inner=0 if moe is None else moe.shared_inner,
             state=part_bytes(state_layout(config, LatentType.FLOAT32), Part.FIXED) // 4,
         )
@@ -71,8 +71,8 @@ class ScratchShape:
         return 4 * (rows * floats + self.distinct(rows) + self.starts(rows) + self.state)
 
     def q8_activation_bytes(self, rows: int) -> int:
-        """Bytes of the 8-bit activations that an 8-bit trunk needs beside: codes, and three numbers per 32 of them."""
-        return rows * (self.inputs + self.inputs // Q8_GROUP * 12)
+        """Bytes of the 8-bit activations that a quantised trunk needs: codes, and three numbers per 32 of them."""
+        return rows * (self.inputs + self.inputs // GROUP * 12)
 
     def distinct(self, rows: int) -> int:
         """The most different experts that a step can visit."""
@@ -137,7 +137,7 @@ def _mixed(config: ModelConfig) -> list[int]:
 
 
 def _inputs(config: ModelConfig) -> list[int]:
-    """Columns of the matrices that an 8-bit trunk can hold in 8 bits."""
+    """Columns of the matrices that can be held quantised."""
     mla, moe = config.mla, config.moe
     widths = [config.hidden_size, config.dense_intermediate]
     if LayerKind.KDA in config.layer_kinds:

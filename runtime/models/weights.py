@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serai.kernels.matrix import LANES, Matrix, concat, pack, pack_heads, pack_q8
+from serai.kernels.matrix import LANES, Matrix, concat, pack, pack_heads, pack_q4, pack_q8
 from serai.runtime.models.config import LayerKind, ModelConfig
 from serai.runtime.models.safetensors_files import CheckpointFiles
 from serai.runtime.models.tensor_table import trunk_tensors
-from serai.runtime.models.trunk import Trunk
+from serai.runtime.models.trunk import Held, Trunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +122,16 @@ class ModelWeights:
         return sum(seen.values())
 
 
+_PACKED = {Held.MXFP4: pack_q4, Held.Q8: pack_q8, Held.STORED: pack}
+
+
 class _Reader:
     """Tensors of a checkpoint by their name without the family's prefix."""
 
     def __init__(self, config: ModelConfig, files: CheckpointFiles, prefix: str, trunk: Trunk) -> None:
         self._files = files
         self._prefix = prefix
-        self._in_8_bits = frozenset(name for name, spec in trunk_tensors(config).items() if trunk.quantises(spec))
+        self._held = {name: trunk.held(spec) for name, spec in trunk_tensors(config).items()}
 
     def raw(self, name: str) -> NDArray[Any]:
         """As stored: float32, or bfloat16 bits in uint16, or bytes."""
@@ -139,21 +142,21 @@ class _Reader:
         return np.ascontiguousarray(self._files.read_float32(self._prefix + name).reshape(-1))
 
     def group(self, parts: Mapping[str, str]) -> Group:
-        """Matrices by piece name, laid side by side: first those held in 8 bits, then the others."""
+        """Matrices by piece name, laid side by side: first those that are quantised, then the others."""
         matrices: list[tuple[Matrix, int]] = []
         columns: dict[str, int] = {}
         width = 0
-        for in_8_bits in (True, False):
-            some = {piece: name for piece, name in parts.items() if (name in self._in_8_bits) is in_8_bits}
+        for held, packed in _PACKED.items():
+            some = {piece: name for piece, name in parts.items() if self._held[name] is held}
             if some:
-                matrix, starts = concat([self.raw(name) for name in some.values()], as_q8=in_8_bits)
+                matrix, starts = concat([self.raw(name) for name in some.values()], packed=packed)
                 matrices.append((matrix, width))
                 columns |= {piece: width + start for piece, start in zip(some, starts, strict=True)}
                 width += matrix.blocks * LANES
         return Group(tuple(matrices), columns)
 
     def matrix(self, name: str) -> Matrix:
-        return (pack_q8 if name in self._in_8_bits else pack)(self.raw(name))
+        return _PACKED[self._held[name]](self.raw(name))
 
 
 def load_weights(

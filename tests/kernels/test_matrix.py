@@ -5,6 +5,7 @@ import pytest
 
 from serai.kernels import matrix, naive
 from serai.kernels.matrix import Format
+from serai.kernels.q4 import quantise_mxfp4
 
 SHAPES = [(1, 1), (16, 7), (37, 33), (64, 64), (100, 1000)]
 
@@ -69,6 +70,19 @@ def test_q8_keeps_zeros_and_shows_what_is_no_number() -> None:
     assert np.isnan(values[2, :32]).all()
     with pytest.raises(ValueError, match="multiple of 32 columns, not 33"):
         matrix.pack_q8(floats(4, 33))
+
+
+def test_q4_is_the_quantiser_then_the_packing_from_either_type() -> None:
+    widened = (bits(37, 96).astype(np.uint32) % 0x4000 << 16).view(np.float32)
+    one, other = matrix.pack_q4(widened), matrix.pack_q4((widened.view(np.uint32) >> 16).astype(np.uint16))
+    packed, scales, _ = quantise_mxfp4(widened)
+    expected = matrix.pack_mxfp4(packed, scales)
+    for made in (one, other):
+        np.testing.assert_array_equal(made.data, expected.data)
+        np.testing.assert_array_equal(made.scales, expected.scales)
+    w = np.random.default_rng(4).standard_normal((64, 512), dtype=np.float32)
+    error = np.linalg.norm(matrix.unpack(matrix.pack_q4(w))[0] - w) / np.linalg.norm(w)
+    assert 0.09 < error < 0.12
 
 
 def test_heads_may_be_an_array_or_a_list() -> None:

@@ -137,19 +137,21 @@ def test_the_refusal_names_what_would_fit_and_it_does() -> None:
         check_budget(plan, 1, LatentType.FLOAT32)
 
 
-def test_the_refusal_names_the_8_bit_trunk_where_that_would_fit_and_it_does() -> None:
+@pytest.mark.parametrize(("trunk", "smaller"), [(Trunk.Q8, "q4"), (Trunk.Q4, None)])
+def test_the_refusal_names_the_largest_trunk_that_would_fit_and_it_does(trunk: Trunk, smaller: str | None) -> None:
     config = parse_config(linear_raw())
     plan = small_plan()
-    budget = plan.floor_bytes.bfloat16 - plan.q8_trunk_saves_bytes
-    with pytest.raises(BudgetTooSmall, match=r'or trunk="q8" would fit'):
+    budget = plan.floor_bytes.bfloat16 - plan.trunk_saves_bytes[trunk.value]
+    with pytest.raises(BudgetTooSmall, match=rf'or trunk="{trunk.value}" would fit'):
         check_budget(plan, budget, LatentType.BFLOAT16)
-    in_8_bits = plan_memory(config, context_tokens=640, step_rows=8, trunk=Trunk.Q8)
-    check_budget(in_8_bits, budget, LatentType.BFLOAT16)
-    assert (plan.trunk, in_8_bits.trunk, in_8_bits.q8_trunk_saves_bytes) == ("as stored", "q8", 0)
-    for made, short in ((plan, budget - 1), (in_8_bits, budget - 1)):
+    quantised = plan_memory(config, context_tokens=640, step_rows=8, trunk=trunk)
+    check_budget(quantised, budget, LatentType.BFLOAT16)
+    assert (plan.trunk, quantised.trunk, quantised.trunk_saves_bytes[trunk.value]) == ("as stored", trunk.value, 0)
+    for made in (plan, quantised):
         with pytest.raises(BudgetTooSmall) as caught:
-            check_budget(made, short, LatentType.BFLOAT16)
-        assert "trunk=" not in str(caught.value)
+            check_budget(made, budget - 1, LatentType.BFLOAT16)
+        told = str(caught.value)
+        assert "trunk=" not in told if smaller is None else f'trunk="{smaller}" would fit' in told
 
 
 def test_sessions_that_fit_are_counted_to_the_byte() -> None:

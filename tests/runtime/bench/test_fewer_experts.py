@@ -1,8 +1,9 @@
 """`serai bench experts-per-token`: nothing is lost with the model's own number, something is read less with fewer."""
 
 from serai.runtime.bench.fewer_experts import Scale, bench_fewer_experts
+from serai.runtime.bench.quality import Asked
 
-SMALL = Scale(compared={256: 1}, asked={256: 1}, streamed_tokens=40)
+SMALL = Scale(Asked(compared={256: 1}, asked={256: 1}), streamed_tokens=40)
 
 
 def test_the_models_own_number_costs_nothing_and_fewer_read_less() -> None:

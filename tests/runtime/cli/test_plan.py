@@ -76,11 +76,12 @@ def test_the_latents_of_exact_precision_need_more(tmp_path: Path) -> None:
     assert "bfloat16 latents" in refused.stderr
 
 
-def test_an_8_bit_trunk_is_planned_smaller(tmp_path: Path) -> None:
+def test_a_quantised_trunk_is_planned_smaller(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, TINY_LINEAR)
     stored, small = plan_json(str(tmp_path)), plan_json(str(tmp_path), "--trunk", "q8")
-    assert (stored["trunk"], small["trunk"]) == ("as stored", "q8")
-    assert small["trunk_bytes"] < stored["trunk_bytes"]  # type: ignore[operator]
+    smallest = plan_json(str(tmp_path), "--trunk", "q4")
+    assert (stored["trunk"], small["trunk"], smallest["trunk"]) == ("as stored", "q8", "q4")
+    assert smallest["trunk_bytes"] < small["trunk_bytes"] < stored["trunk_bytes"]  # type: ignore[operator]
     exact = plan_json(str(tmp_path), "--trunk", "q8", "--precision", "exact")
     assert exact["scratch_bytes"] == stored["scratch_bytes"] < small["scratch_bytes"]  # type: ignore[operator]
 
@@ -88,9 +89,9 @@ def test_an_8_bit_trunk_is_planned_smaller(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["plan", "selfcheck"])
 def test_a_trunk_there_is_not_is_refused(command: str, tmp_path: Path) -> None:
     write_tiny_model(tmp_path, TINY_LINEAR)
-    result = runner.invoke(app, [command, str(tmp_path), "--trunk", "q4"])
+    result = runner.invoke(app, [command, str(tmp_path), "--trunk", "q2"])
     assert result.exit_code == 1
-    assert "the smallest trunk there is is 'q8'" in result.stderr
+    assert "trunk is 'q8', 'q4', or left out" in result.stderr
 
 
 def test_people_get_tables() -> None:

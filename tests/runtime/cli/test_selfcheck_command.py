@@ -13,7 +13,9 @@ from tests.runtime.fake_model import Flaw
 runner = CliRunner()
 
 
-@pytest.mark.parametrize(("precision", "trunk"), [("exact", []), ("fast", []), ("fast", ["--trunk", "q8"])])
+@pytest.mark.parametrize(
+    ("precision", "trunk"), [("exact", []), ("fast", []), ("fast", ["--trunk", "q8"]), ("fast", ["--trunk", "q4"])]
+)
 def test_a_model_keeps_every_promise(precision: str, trunk: list[str], nano: Path) -> None:
     """B106, B14: mixed batches, threads, splits, forks and pauses give the bits of a lone run."""
     result = runner.invoke(app, ["selfcheck", str(nano), "--precision", precision, *trunk, "--json"])

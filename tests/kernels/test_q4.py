@@ -5,7 +5,8 @@ import pytest
 from numpy.typing import NDArray
 
 from serai.kernels.matrix import pack_mxfp4, unpack
-from serai.runtime.experts.mxfp4 import quantise_mxfp4
+from serai.kernels.q4 import quantise_mxfp4
+from tests.kernels.simd_paths import digest, on_every_path
 
 
 def dequantised(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -57,6 +58,26 @@ def test_zeros_and_extremes_stay_in_range() -> None:
     assert not back[0].any()
     assert np.allclose(back[1], 1e38, rtol=0.2)
     assert np.isfinite(back).all()
+
+
+def digest_of_some() -> str:
+    rng = np.random.default_rng(5)
+    weights = rng.standard_normal((37, 320), dtype=np.float32) * np.exp(rng.uniform(-30, 30, (37, 1))).astype(
+        np.float32
+    )
+    results = [quantise_mxfp4(weights, spread=spread) for spread in (False, True)]
+    arrays = [digest(packed, scales, np.array(error)) for packed, scales, error in results]
+    assert arrays[0] == arrays[1], "on the pool as on one thread"
+    return arrays[0]
+
+
+def test_bits_are_the_same_on_every_path() -> None:
+    assert len(set(on_every_path("tests.kernels.test_q4", "digest_of_some").values())) == 1
+
+
+def test_other_numbers_of_columns_are_refused() -> None:
+    with pytest.raises(ValueError, match="multiple of 32 columns, not 33"):
+        quantise_mxfp4(np.ones((16, 33), np.float32))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
