@@ -17,7 +17,7 @@ from serai.runtime.state import Draft, State
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Everything the choice of one token depends on beside the logits (DESIGN §6g).
+    """Everything the choice of one token depends on beside the logits (contract, g).
 
     `position` is the one the token will take; `banned` are ids that can't be chosen yet (`min_tokens`); `written` is
     where the generation's grammar stands, if it has one. Draws after guesses don't say: those before them decide it.

@@ -1,4 +1,4 @@
-"""What a bench found, as the claims of DESIGN §10."""
+"""What a bench found: claims, each with its target and how it was measured."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

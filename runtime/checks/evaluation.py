@@ -1,7 +1,7 @@
 """The engine's answers as plain arrays, so that anyone can hold them against another implementation.
 
 The same tokens go through three ways: all at once, a prompt and then one at a time, and one at a time from the start.
-DESIGN §6 promises the three to be equal bit for bit. Works on the model directly: no session, no sampler, no tokenizer.
+By contract the three are equal bit for bit. Works on the model directly: no session, no sampler, no tokenizer.
 """
 
 from collections.abc import Mapping

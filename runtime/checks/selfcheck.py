@@ -1,4 +1,4 @@
-"""The determinism contract of DESIGN §6, run on a user's own model and machine.
+"""The determinism contract (`serai.runtime.checks`), run on a user's own model and machine.
 
 Every check compares bits, never within a tolerance, and draws its token ids from a seed, so no tokenizer is needed. All
 but the reference runs use a pool that fills every buffer with NaN before handing it out: whoever trusts an old buffer

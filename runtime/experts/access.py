@@ -2,7 +2,7 @@
 
 A layer opens a visit with the distinct experts its rows were routed to, takes batches of addresses until the visit is
 finished, and computes with each batch before it takes the next: those already in memory come first, the rest as they
-arrive, so that computing and reading overlap. In which batch an expert comes decides no bits (DESIGN §6d).
+arrive, so that computing and reading overlap. In which batch an expert comes decides no bits (contract, d).
 
     visit = experts.visit(layer, ids, picks)
     try:

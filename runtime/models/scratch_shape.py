@@ -56,8 +56,8 @@ class ScratchShape:
 
     def bytes_for(self, rows: int) -> int:
         """Bytes of working memory for steps of up to that many rows."""
-        # Every chosen expert's output is kept until all are there: they are summed in ascending id (DESIGN §6d). A pick
-        # is an expert, its weight, and its place among all pairs.
+        # Every chosen expert's output is kept until all are there: they are summed in ascending id (contract, d).
+        # A pick is an expert, its weight, and its place among all pairs.
         experts = self.picks * (self.expert_inner + self.expert_out + 3)
         floats = self.hidden * (self.blocks + 1) + self.projected + self.wide + self.second + self.mixed + experts
         floats += self.experts  # the router's scores

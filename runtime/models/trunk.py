@@ -2,7 +2,7 @@
 
 What is held smaller are the projections that carry a model's bytes: queries, keys, values and outputs of both kinds of
 attention, feed-forward layers, shared experts, the ways into and out of the experts' latent space, and the head. Never
-quantised, whatever is asked (DESIGN §6f), are the router, every gate, norms, convolutions and Attention Residuals; nor
+quantised, whatever is asked (contract, f), are the router, every gate, norms, convolutions and Attention Residuals; nor
 are the embedding (rows are only looked up in it, also where the head is tied to it), MLA's two small matrices a head,
 and matrices whose columns are no multiple of 32. A q4 trunk has its head in 8 bits: every logit comes out of it.
 """

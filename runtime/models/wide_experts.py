@@ -1,6 +1,6 @@
 """The routed experts of a layer for thousands of rows, in the scratch of an ordinary step.
 
-Experts come in ascending id, so each row's sum grows in the order that decides its bits (DESIGN §6d), and nothing has
+Experts come in ascending id, so each row's sum grows in the order that decides its bits (contract, d), and nothing has
 to be kept of an expert once its rows are done.
 """
 

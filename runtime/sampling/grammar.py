@@ -1,7 +1,7 @@
 """Grammars: which tokens may come next, as a pure function of what the turn has written so far.
 
 A `Grammar` is compiled once and shared. A `Written` is a point in it: the tokens of a turn up to somewhere. It is a
-value (DESIGN §6g): forks share it, a resumed session makes it again from its token ids, and nobody sees that a matcher
+value (contract, g): forks share it, a resumed session makes it again from its token ids, and nobody sees that a matcher
 moves along behind it. The event loop only makes new points, which costs nothing; the engine thread asks what they
 allow.
 

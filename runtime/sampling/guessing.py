@@ -1,7 +1,7 @@
 """Guessing the next tokens from what was read before: agents copy a lot.
 
 When the last few tokens have occurred earlier, what followed them then is guessed to follow now. A guess costs rows of
-a step and nothing else: the tokens drawn are the same, right or wrong (DESIGN §6h). `Guesser` says what may come next,
+a step and nothing else: the tokens drawn are the same, right or wrong (contract, h). `Guesser` says what may come next,
 `Worth` whether a session has found that to pay, by the clock.
 """
 

@@ -44,7 +44,7 @@ class Keeper:
     async def rebuild(self, stored: Stored, reservation: Reservation | None = None) -> tuple[State, bool]:
         """The state at a stored point: its nearest snapshot, and a replay of the token ids after that.
 
-        With it, whether that snapshot makes it an inexact one (DESIGN §6). The `reservation` holds what it takes, if
+        With it, whether that snapshot makes it an inexact one. The `reservation` holds what it takes, if
         there is one.
         """
         start = stored.start

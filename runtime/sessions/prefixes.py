@@ -1,7 +1,7 @@
 """States kept where others may start from them: by the exact token ids before them, within a namespace.
 
 An entry is a state in memory, or a snapshot in the store under a node, or both. A state's bits depend on the token ids
-alone (DESIGN §6), so whoever has the same ids may start from it, whichever session computed it. The key is a digest of
+alone, so whoever has the same ids may start from it, whichever session computed it. The key is a digest of
 all ids up to the position, compared whole: a state whose position or history differs can't be found.
 
 Namespaces never see each other's entries: neither by what is found nor by how long it takes. Each has tables of its

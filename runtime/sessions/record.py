@@ -66,7 +66,7 @@ class Record:
         raise NodeElsewhere(node_id=node_id, session_id=self._session_id)
 
     def continues(self, path: Sequence[NodeRecord], *, inexact: bool) -> None:
-        """The session goes on from the end of a path that is durable; `inexact` marks all that follows (DESIGN §6)."""
+        """The session goes on from the end of a path that is durable; `inexact` marks all that follows."""
         self._path = [Entry(node, durable=True) for node in path]
         self._inexact = inexact
 

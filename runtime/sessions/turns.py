@@ -1,7 +1,7 @@
 """A session's timeline as numbers: its token ids, the spans they were read or generated in, and what follows from them.
 
 Turns, what a generation continues, penalty counts and stop-string tails are derived from these on demand and never kept
-as running state (DESIGN §6g). So two generates of ten tokens are one of twenty, across forks and restarts too.
+as running state (contract, g). So two generates of ten tokens are one of twenty, across forks and restarts too.
 """
 
 from array import array

@@ -93,7 +93,7 @@ def test_the_engine_equals_the_torch_model_on_1000_held_out_tokens() -> None:
 
 
 def test_fast_precision_says_what_exact_says_on_1000_held_out_tokens() -> None:
-    """DESIGN §6: mean KL(exact ‖ fast) at most 0.01, and the same likeliest token at 97 of 100 positions."""
+    """Mean KL(exact ‖ fast) at most 0.01, and the same likeliest token at 97 of 100 positions."""
     tokens = held_out(1000)
     log_p, log_q = (log_softmax(engine_logits(tokens, precision)) for precision in (Precision.EXACT, Precision.FAST))
     divergence = (np.exp(log_p) * (log_p - log_q)).sum(-1)

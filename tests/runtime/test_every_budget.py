@@ -108,7 +108,7 @@ def plan_of(folder: Path) -> MemoryPlan:
 
 
 def test_every_budget_gives_the_same_bits(model: Path, expected: dict[str, bytes]) -> None:
-    """B13, DESIGN §7: the slots that opening chooses from the floor up, and one slot, which no budget gives."""
+    """B13: the slots that opening chooses from the floor up, and one slot, which no budget gives."""
     plan = plan_of(model)
     floor, everything = plan.streaming_floor_bytes.bfloat16, plan.floor_bytes.bfloat16
     found = find_model(model)

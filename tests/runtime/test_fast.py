@@ -1,4 +1,4 @@
-"""What `fast` may cost on the nano model (DESIGN §6): against `exact` at the end, and layer by layer."""
+"""What `fast` may cost on the nano model: against `exact` at the end, and layer by layer."""
 
 from itertools import zip_longest
 

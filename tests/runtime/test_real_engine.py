@@ -84,7 +84,7 @@ def test_every_split_of_a_prompt_gives_the_same_state(shape: TinyModel, tmp_path
 
 
 def test_the_callers_rounding_mode_changes_no_bit_and_is_left_as_it_was(model: Path) -> None:
-    """DESIGN §6c: whatever a library has set in the thread that steps, the kernels' own mode is what counts."""
+    """Contract, c: whatever a library has set in the thread that steps, the kernels' own mode is what counts."""
     upward = 0x800 if platform.machine() in ("x86_64", "AMD64") else 0x400000
     libm = ctypes.CDLL(ctypes.util.find_library("m"))
     found = find_model(model)
@@ -105,7 +105,7 @@ def test_the_callers_rounding_mode_changes_no_bit_and_is_left_as_it_was(model: P
 
 
 def test_fast_rounds_latents_and_nothing_else_of_what_is_stored_unquantised(tmp_path: Path) -> None:
-    """DESIGN §6f: without latents and quantised experts, `fast` and `exact` are the same bits."""
+    """Contract, f: without latents and quantised experts, `fast` and `exact` are the same bits."""
     write_tiny_model(tmp_path, replace(TINY_LINEAR, attention_layers=(), experts=0))
     logits = []
     for precision in Precision:

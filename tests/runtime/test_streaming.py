@@ -50,7 +50,7 @@ def test_the_bits_are_the_same_for_every_number_of_slots(model: Path, precision:
 
 
 async def test_the_budget_decides_what_is_held_and_no_token(model: Path) -> None:
-    """DESIGN §7: from the floor up; under it, a refusal by name before anything is loaded."""
+    """From the floor up; under it, a refusal by name before anything is loaded."""
     least, all_in_memory = floors(model)
     given = []
     for budget in (least, (least + all_in_memory) // 2, all_in_memory):

@@ -1,4 +1,4 @@
-"""Memory is given in order, within the limit, and idle sessions make room: B117, B119, B120 and DESIGN §7."""
+"""Memory is given in order, within the limit, and idle sessions make room: B117, B119, B120."""
 
 import asyncio
 import threading

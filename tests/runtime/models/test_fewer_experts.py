@@ -71,7 +71,7 @@ def test_a_model_without_experts_has_none_to_leave_out() -> None:
 
 @pytest.mark.anyio
 async def test_a_state_of_fewer_experts_is_not_taken_for_the_whole_models(tmp_path: Path) -> None:
-    """The fingerprint says so (DESIGN §8): resuming with another number is refused by name, with the same one it goes
+    """The fingerprint says so: resuming with another number is refused by name, with the same one it goes
     on, and naming the model's own number is the same as leaving it out."""
     write_tiny_model(tmp_path / "m", TINY_K3)
     store = tmp_path / "store"

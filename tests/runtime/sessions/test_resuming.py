@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_a_seed_that_was_drawn_is_durable_before_the_first_token_is_shown(tmp_path: Path) -> None:
-    """DESIGN §6g: whoever crashes after one token draws the same ones again, on the same branch."""
+    """Contract, g: whoever crashes after one token draws the same ones again, on the same branch."""
     unseeded = SamplingParams(temperature=0.8, max_tokens=12)
     async with fake_runtime(store=tmp_path / "store") as runtime:
         root = await runtime.session()
@@ -72,7 +72,7 @@ async def test_pause_and_resume_at_every_boundary_of_a_sampled_run(tmp_path: Pat
 
 
 async def test_what_was_said_survives_a_crash_and_is_replayed(tmp_path: Path) -> None:
-    """DESIGN §8: ids are durable when an append or a generation returns; a missing snapshot is replayed."""
+    """Ids are durable when an append or a generation returns; a missing snapshot is replayed."""
     async with fake_runtime(store=tmp_path) as rt:
         session = await rt.session()
         name = session.id

@@ -35,7 +35,7 @@ async def test_greedy_tokens_are_those_of_the_definition(rt: Runtime) -> None:
 
 
 async def test_two_generates_of_ten_are_one_of_twenty(rt: Runtime) -> None:
-    """DESIGN §6g: penalties and random numbers follow the token ids, not the calls."""
+    """Contract, g: penalties and random numbers follow the token ids, not the calls."""
     whole = await rt.session()
     await whole.append([3, 1, 4])
     expected = (await whole.generate(SAMPLED).collect()).tokens
@@ -48,7 +48,7 @@ async def test_two_generates_of_ten_are_one_of_twenty(rt: Runtime) -> None:
 
 
 async def test_ten_tokens_and_ten_of_a_fork_are_twenty(rt: Runtime) -> None:
-    """DESIGN §6g: a fork goes on with the counts that penalties are reckoned from."""
+    """Contract, g: a fork goes on with the counts that penalties are reckoned from."""
     greedy = SamplingParams(temperature=0, frequency_penalty=0.7, presence_penalty=0.3, max_tokens=20)
     whole = await rt.session()
     await whole.append([3, 1, 4])

@@ -165,7 +165,7 @@ async def test_a_node_has_the_state_of_its_own_tokens_after_a_call_for_others_wa
 
 
 async def test_a_fork_inside_a_generation_draws_the_same_tokens_again() -> None:
-    """DESIGN §6g: a generation is continued across forks, from the same seed; only the branch differs."""
+    """Contract, g: a generation is continued across forks, from the same seed; only the branch differs."""
     async with fake_runtime(policy=KEEPING) as rt:
         session = await rt.session()
         await session.append([2, 7, 1])
