@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -128,8 +128,8 @@ def rebuild(path: str, *, disk: Disk | None = None) -> FsckReport:
     """Make the index of the closed store at `path` anew from its other files.
 
     Nodes whose ancestors are lost, and snapshots with missing parts, are left out and named in the report; their files
-    stay until an `fsck` removes them. Of several snapshots of a node the latest complete one is taken. What only the
-    index knew is forgotten: which snapshots were set aside, and when each was last used. `StoreBusy` if it is open.
+    stay until an `fsck` removes them. Of several snapshots of a node the latest complete one is taken. When each was
+    last used only the index knew, and that is forgotten. `StoreBusy` if it is open.
     """
     disk = disk or Disk()
     try:
@@ -163,9 +163,10 @@ def _fill(index: Index, folders: OpenFolders) -> FsckReport:
     problems: list[str] = []
     chains: dict[str, NodeRow] = {}
     with index.change():
-        for stored, file_bytes in sorted(_all_nodes(folders.nodes, problems), key=lambda found: found[0].sequence):
+        for stored, file_bytes in sorted(_all_nodes(folders.nodes, problems), key=_place):
             with _noted(problems):
                 row = _node_row(stored, file_bytes, chains)
+                row = replace(row, sequence=max(row.sequence, index.next_sequence()))
                 index.add_node(row)
                 chains[row.id] = row
         files = PartFiles(folders.parts, folders.temporary, direct=True)
@@ -173,9 +174,9 @@ def _fill(index: Index, folders: OpenFolders) -> FsckReport:
         for entry, name, file_bytes in _all_manifests(folders.manifests, problems):
             with _noted(problems):
                 parts = _part_rows(entry, files, chains)
-                former = complete.get(entry.node_id)
-                if former is None or former[0].created_s <= entry.created_s:
-                    complete[entry.node_id] = (_snapshot_row(entry, name, file_bytes), parts)
+                former, found = complete.get(entry.node_id), _snapshot_row(entry, name, file_bytes)
+                if former is None or _age(former[0]) < _age(found):
+                    complete[entry.node_id] = (found, parts)
         for snapshot, parts in sorted(complete.values(), key=lambda found: found[0].created_s):
             index.add_snapshot(snapshot, written=parts, shared=())
         tags: dict[str, _Tag] = {}
@@ -202,6 +203,11 @@ def _all_nodes(folder: Folder, problems: list[str]) -> Iterator[tuple[StoredNode
             if stored.node.id != name:
                 raise SnapshotCorrupt(what=what, problem=f"its file holds node {stored.node.id}")
             yield stored, reader.size_bytes
+
+
+def _place(found: tuple[StoredNode, int]) -> tuple[int, float]:
+    """Orders the nodes of a store. Two have one number when a kill kept the first from being committed."""
+    return found[0].sequence, found[0].node.created_s
 
 
 def _node_row(stored: StoredNode, file_bytes: int, found: dict[str, NodeRow]) -> NodeRow:
@@ -257,7 +263,13 @@ def _snapshot_row(entry: Manifest, name: str, file_bytes: int) -> SnapshotRow:
         created_s=entry.created_s,
         used_s=entry.created_s,
         file_bytes=file_bytes,
+        set_aside=entry.set_aside,
     )
+
+
+def _age(row: SnapshotRow) -> tuple[float, bool]:
+    """Orders the manifests of one node; that of a snapshot that was set aside took the place of one made as early."""
+    return row.created_s, row.set_aside is not None
 
 
 @dataclass(frozen=True, slots=True)

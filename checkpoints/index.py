@@ -177,9 +177,14 @@ class Index:
                    (SELECT 1 FROM parts p JOIN uses u ON u.part = p.number WHERE p.damaged AND u.snapshot = s.number)"""
         return {row[0] for row in self._rows(query)}
 
-    def set_aside(self, node_id: str, why: str) -> None:
-        """Never load a node's snapshot again, but keep its files."""
-        self._rows("UPDATE snapshots SET set_aside = ? WHERE node = ?", (why, node_id))
+    def set_aside(self, row: SnapshotRow, why: str, manifest: str, file_bytes: int) -> None:
+        """Never load a snapshot again, but keep its parts; `manifest` is the one that says so. Call inside `change`."""
+        self._rows(
+            "UPDATE snapshots SET set_aside = ?, manifest = ?, file_bytes = ? WHERE node = ?",
+            (why, manifest, file_bytes, row.node),
+        )
+        if manifest != row.manifest:
+            self._erase(FileKind.MANIFEST, row.manifest)
 
     def mark_damaged(self, name: str) -> None:
         """Note that a part's file is not what its name says; the next snapshot with that content writes it anew."""

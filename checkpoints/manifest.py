@@ -41,7 +41,8 @@ STATE_PART_BYTES: Final = 1 << 22
 class Manifest:
     """One stored snapshot. `state` has a part per group of KDA layers, `pages` one per latent page; as hex hashes.
 
-    `chain` is the node's chain: it binds the snapshot to the exact token ids it was computed from.
+    `chain` is the node's chain: it binds the snapshot to the exact token ids it was computed from. `set_aside` says why
+    it is kept for inspection but never loaded again.
     """
 
     node_id: str
@@ -56,6 +57,7 @@ class Manifest:
     state: tuple[str, ...]
     pages: tuple[str, ...]
     logits: str | None
+    set_aside: str | None = None
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -155,6 +157,7 @@ def encode(manifest: Manifest) -> bytes:
             },
             "storage": {"state": storage.state.value, "latents": storage.latents.value},
             "parts": {"state": list(manifest.state), "pages": list(manifest.pages), "logits": manifest.logits},
+            **({} if manifest.set_aside is None else {"set_aside": manifest.set_aside}),
         }
     )
 
@@ -183,6 +186,7 @@ def decode(body: bytes, what: str) -> Manifest:
         state=_hashes(parts, "state", what),
         pages=_hashes(parts, "pages", what),
         logits=jsonio.optional_text(parts, "logits", what),
+        set_aside=jsonio.field(value, "set_aside", str, what) if "set_aside" in value else None,
     )
     kinds = (
         state_specs(layout, manifest.storage, min(layers_per_part(layout), layout.kda_shape[0])),

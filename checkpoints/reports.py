@@ -1,9 +1,13 @@
 """What a store tells about itself and its contents: frozen values."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from serai.checkpoints.manifest import Storage
 from serai.checkpoints.snapshot import Fingerprint, StateLayout
+
+IN_BACKGROUND: Final = "background"
+"""The reason kept with snapshots that nobody asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 from serai.checkpoints import manifest
@@ -27,7 +28,7 @@ from serai.checkpoints.manifest import (
     state_parts,
     state_specs,
 )
-from serai.checkpoints.reports import Erased, SaveReport, Sizes, SnapshotInfo
+from serai.checkpoints.reports import IN_BACKGROUND, Erased, SaveReport, Sizes, SnapshotInfo
 from serai.checkpoints.rows import FileKind, NodeRow, SnapshotRow
 from serai.checkpoints.saving import Allocate, SavedPart
 from serai.checkpoints.snapshot import Fingerprint, Snapshot, new_snapshot
@@ -55,7 +56,8 @@ class Store(Tree):
     ) -> "Store":
         """Open the store in the folder `path`, making it unless `create` is false.
 
-        `threads` parts are packed or read at a time, each taking up to three times its size in memory. Part files are
+        `threads` parts are packed at a time, each taking up to three times its size in memory, and twice as many read,
+        of which those that are not packed go straight into the state. Part files are
         dropped from the page cache after use unless `keep_cached`. `StoreBusy` names the process that has it open;
         `StoreInvalid` says why the folder cannot be used.
         """
@@ -89,6 +91,7 @@ class Store(Tree):
         packing: Packing = Packing.AUTO,
     ) -> SaveReport:
         """Keep a node's state. Durable when it returns; until then, and if it fails, the node's former snapshot stays.
+        One that replaces another `IN_BACKGROUND` keeps the reason for which that was made.
 
         Parts the store holds already are not written again. The arrays must not be written to meanwhile. `SessionGone`
         for an unknown node, ValueError if the snapshot is of another position, `StoreFull` without room.
@@ -131,10 +134,12 @@ class Store(Tree):
 
     def _commit(self, entry: Manifest, parts: list[SavedPart]) -> int:
         """Write the manifest and make the snapshot visible; the manifest's bytes."""
-        document = frame_document(DocumentKind.MANIFEST, manifest.encode(entry))
         with self._index.lock:
             self._row(entry.node_id)  # it may have been erased meanwhile
             former = self._index.snapshot(entry.node_id)
+            if former is not None and entry.reason == IN_BACKGROUND:
+                entry = replace(entry, reason=former.reason)  # what somebody has asked for stays asked for
+            document = frame_document(DocumentKind.MANIFEST, manifest.encode(entry))
             if former is not None and former.manifest == document.hash and former.set_aside is None:
                 return 0
             self._write_file(document.data, self._folders.manifests, document.hash)
@@ -246,8 +251,21 @@ class Store(Tree):
 
     def set_aside(self, node_id: str, why: str) -> None:
         """Keep a node's snapshot for inspection but never load it again, for one that failed at its first use."""
-        with self._doing("setting a snapshot aside"), self._index.change():
-            self._index.set_aside(self._row(node_id).id, why)
+        with self._doing("setting a snapshot aside"), self._index.lock:
+            row = self._index.snapshot(self._row(node_id).id)
+            if row is None or row.set_aside is not None:
+                return
+            try:
+                body = manifest.encode(replace(self._manifest(node_id), set_aside=why))
+            except (SnapshotCorrupt, FormatUnknown):  # of such a manifest an index that is rebuilt knows as much
+                with self._index.change():
+                    self._index.set_aside(row, why, row.manifest, row.file_bytes)
+                return
+            document = frame_document(DocumentKind.MANIFEST, body)
+            self._write_file(document.data, self._folders.manifests, document.hash)
+            with self._taking_back(self._folders.manifests, document.hash), self._index.change():
+                self._index.set_aside(row, why, document.hash, len(document.data))
+            self._sweep_if_possible()
 
     # erasing
 

@@ -37,7 +37,7 @@ class Runtime:
         self.facts = facts
         self._services = services
         self._closing = False
-        self._resuming: list[str] = []
+        self._resuming: dict[object, str] = {}  # what each call is after: a node's id, a session's or a tag
         self._collecting: anyio.Event | None = None
 
     @property
@@ -188,12 +188,14 @@ class Runtime:
         self._check_open()
         while self._collecting is not None:  # it may be about to erase what is asked for
             await self._collecting.wait()
-        stored = await self._services.keeper.find(str(point), as_is=as_is, take_back=take_back)
-        self._resuming.append(stored.node.id)  # no live session stands for it yet
+        call = object()
+        self._resuming[call] = str(point)  # no live session stands for it yet
         try:
+            stored = await self._services.keeper.find(str(point), as_is=as_is, take_back=take_back)
+            self._resuming[call] = stored.node.id
             return await self._resumed(stored, as_is=as_is, background=background)
         finally:
-            self._resuming.remove(stored.node.id)
+            del self._resuming[call]
 
     async def _resumed(self, stored: Stored, *, as_is: bool, background: bool) -> Session:
         """A live session at a stored point."""
@@ -249,7 +251,7 @@ class Runtime:
         while self._collecting is not None:
             await self._collecting.wait()
         live = (session.record.durable_point() for session in self._services.live.values())
-        protected = {*(point for point in live if point is not None), *self._resuming}
+        protected = {*(point for point in live if point is not None), *self._resuming.values()}
         self._collecting = anyio.Event()
         try:
             return await self._services.journal.collect(policy, protected)

@@ -118,8 +118,7 @@ def fsck(
         bool,
         typer.Option(
             "--rebuild",
-            help="Make the index anew from the other files first; for one that is lost. States that were set aside "
-            "since their first step failed count as usable again until it fails again.",
+            help="Make the index anew from the other files first; for one that is lost.",
         ),
     ] = False,
     keep_orphans: Annotated[

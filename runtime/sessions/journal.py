@@ -20,7 +20,7 @@ from serai.checkpoints.gc import GcPolicy, GcReport, collect
 from serai.checkpoints.handover import require_owned
 from serai.checkpoints.nodes import NodeKind, NodeRecord
 from serai.checkpoints.ownership import override_move, ownership
-from serai.checkpoints.reports import SaveReport
+from serai.checkpoints.reports import IN_BACKGROUND, SaveReport
 from serai.checkpoints.snapshot import Fingerprint, Snapshot, StateLayout
 from serai.checkpoints.store import Store, require_same_model
 from serai.runtime.errors import BadParameter, FormatUnknown, SeraiError, SessionGone, SnapshotCorrupt, SnapshotMissing
@@ -30,9 +30,6 @@ from serai.runtime.state import State, snapshot_of
 from serai.runtime.to_the_end import in_thread_to_the_end
 
 log = logging.getLogger(__name__)
-
-IN_BACKGROUND = "background"
-"""The reason kept with snapshots that nobody asked for; they are thinned out as a session goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +228,8 @@ class Journal:
         store = self.store
 
         def work(store: Store) -> None:
-            with suppress(SnapshotCorrupt, SnapshotMissing, FormatUnknown, SessionGone):
+            # The index is held: it must not be asked for in between.
+            with suppress(SnapshotCorrupt, SnapshotMissing, FormatUnknown, SessionGone), store.reading_index():
                 if store.snapshot_info(node_id).reason == IN_BACKGROUND:
                     store.drop_snapshot(node_id)
 
@@ -239,11 +237,20 @@ class Journal:
             await in_thread_to_the_end(lambda: work(store))
 
     async def collect(self, policy: GcPolicy, protected: Collection[str]) -> GcReport:
-        """Let go of what a policy doesn't keep, sparing what the nodes `protected` and the tagged ones need."""
+        """Let go of what a policy doesn't keep, sparing what the tagged nodes and those `protected` need: ids of nodes,
+        sessions, or tags."""
         store = self.store
         if store is None:
             raise BadParameter('there is no store to collect in; open the runtime with store="some/folder"')
-        return await in_thread_to_the_end(lambda: collect(store, policy, protected=protected))
+
+        def work(store: Store) -> GcReport:
+            nodes = set()
+            for name in protected:
+                with suppress(SessionGone):  # whoever asked for that is told so
+                    nodes.add(store.resolve(name))
+            return collect(store, policy, protected=nodes)
+
+        return await in_thread_to_the_end(lambda: work(store))
 
     async def set_aside(self, node_id: str, why: str) -> None:
         """Keep a node's snapshot for inspection and never load it again; its state is replayed from the token ids."""

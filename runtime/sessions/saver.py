@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import anyio
 
 from serai.checkpoints.nodes import NodeRecord
+from serai.checkpoints.reports import IN_BACKGROUND
 from serai.runtime.errors import SeraiError, SessionGone
-from serai.runtime.sessions.journal import IN_BACKGROUND, Journal
+from serai.runtime.sessions.journal import Journal
 from serai.runtime.sessions.prefixes import Prefixes
 from serai.runtime.state import State
 

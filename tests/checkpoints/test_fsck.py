@@ -140,3 +140,70 @@ def test_a_lost_ancestor_loses_its_descendants_only(tmp_path: Path) -> None:
     with Store.open(str(folder)) as store:
         assert [session.head_id for session in store.sessions()] == [other.id]
         assert same_bits(store.load(other.id), make_snapshot(4))
+
+
+def test_a_number_that_a_killed_save_has_taken_too_hinders_no_rebuild(tmp_path: Path) -> None:
+    """The index counts on from the last committed node, so what a kill left without a row has the next one's number."""
+    folder = tmp_path / "s"
+    with Store.open(str(folder)) as store:
+        root = saved(store, make_snapshot(3))
+        killed = [make_node(2, root)]
+        killed.append(make_node(1, killed[0]))
+        store.record(*killed)
+        left = {node.id: (folder / "nodes" / node.id).read_bytes() for node in killed}
+        for node in reversed(killed):
+            store.delete(node.id)
+        heads = [make_node(4, root)]
+        heads.append(make_node(1, heads[0]))
+        for node in heads:
+            store.record(node)
+    for name, data in left.items():
+        (folder / "nodes" / name).write_bytes(data)
+    assert rebuild(str(folder)).clean
+    with Store.open(str(folder)) as store:
+        assert [len(store.path(node.id)) for node in (*killed, *heads)] == [2, 3, 2, 3]
+        store.record(make_node(1, heads[1]))
+        before = [row.id for row in store._index.nodes()]
+        assert len(before) == 6
+    assert rebuild(str(folder)).clean
+    with Store.open(str(folder)) as store:
+        assert [row.id for row in store._index.nodes()] == before
+
+
+def test_what_was_set_aside_stays_so_when_the_index_is_rebuilt(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    with Store.open(str(folder)) as store:
+        root = saved(store, make_snapshot(3))
+        child = saved(store, make_snapshot(5), root)
+        store.set_aside(child.id, "the first step after it failed")
+        store.set_aside(child.id, "a second reason is not needed")
+        before = listing(store)
+        assert len(files_of(folder, "manifests")) == 2
+        assert fsck(store).orphans == ()
+    assert rebuild(str(folder)).clean
+    with Store.open(str(folder)) as store:
+        assert listing(store) == before
+        assert store.nearest_snapshot(child.id) == root.id
+        with pytest.raises(SnapshotCorrupt, match=r"set aside \(the first step after it failed\)"):
+            store.load(child.id)
+        store.save(child.id, make_snapshot(5), FINGERPRINT, reason="pause")
+    assert rebuild(str(folder)).clean
+    with Store.open(str(folder)) as store:
+        assert same_bits(store.load(child.id), make_snapshot(5))
+        assert fsck(store).clean
+
+
+def test_of_a_manifest_and_the_one_that_set_it_aside_the_latter_counts(tmp_path: Path) -> None:
+    """A kill may leave both."""
+    folder = tmp_path / "s"
+    with Store.open(str(folder)) as store:
+        nodes = [saved(store, make_snapshot(3, seed=seed)) for seed in range(6)]
+        former = {file: file.read_bytes() for file in files_of(folder, "manifests")}
+        for node in nodes:
+            store.set_aside(node.id, "the first step after it failed")
+    for file, data in former.items():
+        file.write_bytes(data)
+    assert rebuild(str(folder)).clean
+    with Store.open(str(folder)) as store:
+        assert not any(store.has_snapshot(node.id) for node in nodes)
+        assert len(fsck(store).orphans) == 6

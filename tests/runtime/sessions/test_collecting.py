@@ -8,7 +8,6 @@ import anyio.to_thread
 import pytest
 
 from serai.checkpoints.gc import GcPolicy
-from serai.checkpoints.snapshot import Snapshot
 from serai.checkpoints.store import Store
 from serai.runtime.errors import BadParameter, SessionGone
 from tests.runtime.fake_runtime import fake_runtime
@@ -44,29 +43,39 @@ async def test_what_live_sessions_and_tags_stand_on_is_kept(tmp_path: Path) -> N
         assert [one.label for one in rt.store.sessions()].count("paused") == 0
 
 
-async def test_what_a_resume_under_way_will_be_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loading, go_on = threading.Event(), threading.Event()
-    load = Store.load
+@pytest.mark.parametrize("by", ["point", "session", "tag"])
+@pytest.mark.parametrize("doing", ["load", "nearest_snapshot"], ids=["loading", "looking"])
+async def test_what_a_resume_under_way_will_be_is_kept(
+    doing: str, by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+    act = getattr(Store, doing)
 
-    def wait(self: Store, *given: object, **named: object) -> Snapshot:
-        loading.set()
+    def wait(self: Store, *given: object, **named: object) -> object:
+        reached.set()
         assert go_on.wait(timeout=10)
-        return load(self, *given, **named)  # type: ignore[arg-type]
+        return act(self, *given, **named)
 
     async with fake_runtime(store=tmp_path) as rt:
         session = await rt.session()
         await session.append([1, 2, 3])
         point = await session.pause()
-        monkeypatch.setattr(Store, "load", wait)
+        assert rt.store is not None
+        if by == "tag":
+            rt.store.tag("here", point.id)
+        name = {"point": point.id, "session": point.session_id, "tag": "here"}[by]
+        monkeypatch.setattr(Store, doing, wait)
         async with anyio.create_task_group() as tasks:
 
             async def resume() -> None:
-                again = await rt.resume(point)
+                again = await rt.resume(name)
                 assert (await again.logits()).tobytes() == logits_of(hash_of([1, 2, 3])).tobytes()
                 await again.append([4])
 
             tasks.start_soon(resume)
-            await anyio.to_thread.run_sync(loading.wait)
+            await anyio.to_thread.run_sync(reached.wait)
+            if doing == "load" and by == "tag":
+                rt.store.untag("here")  # it knows by now what that stood for
             report = await rt.collect(EVERYTHING)
             assert (report.snapshots, report.sessions) == (0, 0)
             go_on.set()

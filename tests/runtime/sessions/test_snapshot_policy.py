@@ -131,6 +131,22 @@ async def test_what_was_asked_for_and_what_others_have_is_never_thinned_out(tmp_
         assert {20, 40} <= set(stored_positions(rt))
 
 
+async def test_what_was_asked_for_before_it_was_written_in_the_background_is_not_thinned_out(tmp_path: Path) -> None:
+    async with fake_runtime(store=tmp_path, policy=KEEPING) as rt:
+        session = await rt.session()
+        await session.append(IDS[:20])
+        await session.append(IDS[20:40])  # which waits to be written
+        await session.demote()
+        await rt.settle()
+        assert rt.store is not None
+        reasons = {info.position: info.reason for info in rt.store.snapshots()}
+        assert (reasons[32], reasons[40]) == ("background", "demote")
+        for number in range(40):
+            await session.append([number % 16] * 6)
+            await rt.settle()
+        assert 40 in stored_positions(rt)
+
+
 async def test_a_lost_state_comes_back_in_the_background_and_says_what_that_takes(tmp_path: Path) -> None:
     async with fake_runtime(store=tmp_path / "store", policy=KEEPING) as rt:
         session = await rt.session()
