@@ -48,13 +48,15 @@ R = TypeVar("R")
 class SavedPart:
     """A part of a saved snapshot, with the part it is a delta to.
 
-    `is_new` when this save wrote it, `is_durable` when a committed snapshot had it.
+    `is_new` when this save wrote it, `is_durable` when a committed snapshot had it. `namespace` is that of the save
+    that wrote it; None for what came from elsewhere.
     """
 
     row: PartRow
     base: PartRow | None
     is_new: bool
     is_durable: bool
+    namespace: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,8 +161,8 @@ class Shelf:
     ) -> list[SavedPart]:
         """Have every part of a snapshot on disk, durably, in the order of `Manifest.parts`.
 
-        If that fails, none of those it wrote is left. What only other namespaces have is written once more: what a save
-        writes, and how long it takes, must not tell one tenant what another has read.
+        If that fails, none of those it wrote is left. What only other namespaces have, or are writing, is written once
+        more: what a save writes, and how long it takes, must not tell one tenant what another has read.
         """
         mine: list[str] = []
 
@@ -203,18 +205,26 @@ class Shelf:
                 return found
             mine.append(content.hash)
             base = base_row = None
-            if packing is Packing.SMALL and slot.base is not None and self.index.part(content.hash) is None:
+            if packing is Packing.SMALL and slot.base is not None and not self._is_known(content.hash):
                 base, base_row = self._base(slot.specs, slot.base, pin)
+            self._settle_held(content.hash)  # another namespace's, if it waits for that
             head, fresh = self.files.write(content, packing, base)
-            part = self.note_written(head, None if head.base is None else base_row, fresh)
+            part = self.note_written(head, None if head.base is None else base_row, fresh, namespace=namespace)
             if len(self.pins.fresh) > OPEN_FILES:
                 self._settle_held(content.hash)
             return part
 
-    def note_written(self, head: PartHeader, base: PartRow | None, fresh: FreshFile | None = None) -> SavedPart:
+    def _is_known(self, name: str) -> bool:
+        """Whether any namespace has the part, or is writing it."""
+        with self.index.lock:
+            return name in self.pins.written or self.index.part(name) is not None
+
+    def note_written(
+        self, head: PartHeader, base: PartRow | None, fresh: FreshFile | None = None, *, namespace: str | None = None
+    ) -> SavedPart:
         """Let other saves know of a pinned part whose file is complete, before a snapshot with it is committed."""
         row = PartRow(head.hash, head.raw_bytes, part_file_bytes(head.stored_bytes), head.base)
-        part = SavedPart(row, base, is_new=True, is_durable=False)
+        part = SavedPart(row, base, is_new=True, is_durable=False, namespace=namespace)
         with self.index.lock:
             self.pins.written[head.hash] = part
             if fresh is not None:
@@ -225,15 +235,15 @@ class Shelf:
         """Have a complete part on the disk under its name; `OSError` if that failed, for another save perhaps."""
         with self.stripe(name):
             self._settle_held(name)
+            if not self._is_known(name):
+                raise OSError(errno.EIO, f"another save that wrote part {name} failed")
 
     def _settle_held(self, name: str) -> None:
-        """As `_settle`, for who holds the part's stripe."""
+        """Have a complete part on the disk under its name, if it waits for that; for who holds the part's stripe."""
         with self.index.lock:
             fresh = self.pins.fresh.pop(name, None)
-            if fresh is None:
-                if name not in self.pins.written and self.index.part(name) is None:
-                    raise OSError(errno.EIO, f"another save that wrote part {name} failed")
-                return
+        if fresh is None:
+            return
         try:
             self.files.settle(fresh, name)
         except BaseException:
@@ -248,7 +258,7 @@ class Shelf:
     def found(self, name: str, pin: Callable[[str], None], namespace: str | None = None) -> SavedPart | None:
         """The sound part `name`, if the store or another running save has it, pinned together with its base.
 
-        With `namespace`, one that the store has counts only if that has it.
+        With `namespace`, it counts only if that has it, or is writing it.
         """
         with self.index.lock:
             pin(name)
@@ -256,6 +266,8 @@ class Shelf:
             others = row is not None and namespace is not None and not self.index.part_is_of(name, namespace)
             if row is None or row.damaged or others:
                 written = self.pins.written.get(name)
+                if written is not None and namespace not in (None, written.namespace):
+                    return None
                 if written is not None and written.base is not None:
                     pin(written.base.hash)
                 return None if written is None else replace(written, is_new=False)

@@ -7,12 +7,13 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from serai.checkpoints import Packing, SaveReport, Store
+from serai.checkpoints import NodeRecord, Packing, SaveReport, Store
 from serai.checkpoints.errors import (
     SessionGone,
     SnapshotCorrupt,
@@ -22,6 +23,7 @@ from serai.checkpoints.errors import (
     StoreFull,
     StoreInvalid,
 )
+from serai.checkpoints.fsck import fsck
 from tests.checkpoints.disks import FailingDisk, ShortDisk, TracingDisk, WaitingDisk, eventually
 from tests.checkpoints.samples import FINGERPRINT, make_node, make_snapshot, same_bits, saved
 
@@ -226,6 +228,47 @@ def test_pages_a_save_counts_on_survive_a_deletion(tmp_path: Path, files_before:
         assert store.sizes().file_bytes == sum(
             (tmp_path / "s" / name).stat().st_size for name in all_files(tmp_path / "s")
         )
+
+
+@pytest.mark.parametrize("packing", [Packing.AUTO, Packing.SMALL])
+def test_what_another_namespace_is_writing_at_the_moment_is_written_once_more(tmp_path: Path, packing: Packing) -> None:
+    """A save tells its tenant the same, whatever others do meanwhile, and each has what it saved when the other's is
+    erased."""
+    with Store.open(str(tmp_path / "alone")) as store:
+        alone = make_node(8)
+        store.record(alone)
+        told = store.save(alone.id, make_snapshot(8), FINGERPRINT, reason="pause", packing=packing)
+    disk = WaitingDisk(told.parts_new - 1)
+    with Store.open(str(tmp_path / "s"), disk=disk, threads=3) as store:
+        nodes = [replace(make_node(8), namespace=name) for name in ("a", "b")]
+        store.record(*nodes)
+        reports: dict[str, SaveReport] = {}
+
+        def save(node: NodeRecord) -> None:
+            state = make_snapshot(8)
+            reports[node.namespace] = store.save(node.id, state, FINGERPRINT, reason="pause", packing=packing)
+
+        savers = [threading.Thread(target=save, args=(node,)) for node in nodes]
+        disk.armed = True
+        savers[0].start()
+        assert disk.reached.wait(30)
+        disk.armed = False
+        savers[1].start()
+        deadline = time.monotonic() + 30
+        while not any(part.namespace == "b" for part in store._pins.written.values()):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        disk.go.set()
+        for saver in savers:
+            saver.join(30)
+        for name in ("a", "b"):
+            assert (reports[name].parts_new, reports[name].parts_shared) == (told.parts_new, 0)
+            assert reports[name].new_raw_bytes == told.new_raw_bytes
+        store.delete(nodes[0].id)
+        assert same_bits(store.load(nodes[1].id), make_snapshot(8))
+        report = fsck(store)
+        assert report.clean
+        assert report.orphans == ()
 
 
 SAVER = """
