@@ -48,7 +48,9 @@ class StoreFolder:
             # Apart, so that a save that hangs on a slow disk does not keep anyone from loading.
             writers = ThreadPoolExecutor(threads, "serai-store-save", give_way)
             undo.callback(writers.shutdown)
-            readers = ThreadPoolExecutor(threads, "serai-store-load", give_way)
+            # More of them: those that wait for their turn to hash ask nothing of the disk. Of the 2.4 GB/s that one
+            # gave, six threads loaded 1.2 to 2.1 and twelve 1.8 to 2.3.
+            readers = ThreadPoolExecutor(2 * threads, "serai-store-load", give_way)
             undo.callback(readers.shutdown)
             self._files = PartFiles(self._folders.parts, self._folders.temporary, direct=not keep_cached)
             self._pins = Pins(self._index, self._folders.temporary)
