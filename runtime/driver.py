@@ -314,6 +314,7 @@ class Driver:
                 decoding=not request.prefill,
                 workflow=request.workflow,
                 weight=request.weight,
+                untried=request.state.source,
             )
             for key, request in self._waiting.items()
             if self._wide is None or key not in self._wide.requests

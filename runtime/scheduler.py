@@ -15,7 +15,8 @@ class Ready:
 
     `tokens` are those it still has to feed (0 when it only draws from logits it already has); `served` is its
     workflow's virtual time, in rows over weight; `key` tells requests apart and orders equals by arrival. One that is
-    `decoding` is fed whole. `weight` is what its rows are shared out by.
+    `decoding` is fed whole. `weight` is what its rows are shared out by. `untried` names what its state was read from,
+    as long as no step has gone on from that state.
     """
 
     key: int
@@ -24,6 +25,7 @@ class Ready:
     decoding: bool
     workflow: str = ""
     weight: float = 1.0
+    untried: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def plan(ready: Sequence[Ready], limits: Limits) -> tuple[Share, ...]:
     Every request that is ready is reached after a bounded number of steps: serving a request raises its workflow's
     virtual time, the slower the higher its weight, and what a step's division leaves over goes to the least served.
     """
-    order = sorted(ready, key=lambda one: (one.served, one.key))
+    order = _in_order(ready)
     shares: list[Share] = []
     prompts = [one for one in order if not one.decoding]
     beside = min(limits.prefill_rows_beside_decode, sum(one.tokens for one in prompts), limits.step_rows // 2)
@@ -91,10 +93,18 @@ def plan_wide(ready: Sequence[Ready], limits: Limits) -> tuple[Share, ...]:
     a share as an ordinary step has rows, since what follows the layers has room for so many ends.
     """
     long = [one for one in ready if not one.decoding and one.tokens > limits.prefill_rows_beside_decode]
-    prompts = sorted(long, key=lambda one: (one.served, one.key))[: limits.step_rows]
+    prompts = _in_order(long)[: limits.step_rows]
     if limits.wide_rows <= limits.step_rows or sum(one.tokens for one in prompts) <= limits.step_rows:
         return ()
     return _prompt_shares(prompts, limits.wide_rows)
+
+
+def _in_order(ready: Sequence[Ready]) -> list[Ready]:
+    """The least served first, and of those whose states are untried only one state's: should the step break the engine,
+    it is known which of them may have done so."""
+    order = sorted(ready, key=lambda one: (one.served, one.key))
+    untried = next((one.untried for one in order if one.untried is not None), None)
+    return [one for one in order if one.untried in (None, untried)]
 
 
 def _prompt_shares(prompts: Sequence[Ready], rows: int) -> tuple[Share, ...]:

@@ -1,5 +1,7 @@
 """The scheduler shares a step by rule: decoding first, prompts evenly, nobody forgotten."""
 
+from dataclasses import replace
+
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -54,6 +56,16 @@ def test_when_more_decode_than_fit_the_least_served_go() -> None:
     ready = [decoding(key, 1, float(key % 3)) for key in range(24)]
     chosen = {share.key for share in plan(ready, LIMITS)}
     assert chosen == {key for key in range(24) if key % 3 < 2}
+
+
+def test_of_states_that_no_step_has_tried_only_one_goes_into_a_step() -> None:
+    def untried(key: int, served: float, source: str | None, tokens: int = 1) -> Ready:
+        return Ready(key, tokens, served, decoding=tokens == 1, untried=source)
+
+    ready = [untried(0, 2.0, "a"), untried(1, 1.0, "b"), untried(2, 3.0, "b"), untried(3, 0.0, None)]
+    assert {share.key for share in plan(ready, LIMITS)} == {1, 2, 3}, "the least served, and who has forked from it"
+    long = [untried(key, float(key), name, tokens=100) for key, name in enumerate("ab")]
+    assert plan_wide(long, replace(LIMITS, wide_rows=64)) == (Share(0, 64),)
 
 
 requests = st.lists(st.tuples(st.integers(0, 40), st.floats(0, 100)), max_size=40)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
@@ -29,6 +30,12 @@ def spoiled() -> ScriptedModel:
     """A model whose logits are no numbers one token after a state that holds `WRONG`."""
     wrong = {hash_of([token], int(WRONG)) for token in range(16)}
     return ScriptedModel(spoil=lambda value: value in wrong)
+
+
+def break_down(batch: Batch, layer: int) -> None:
+    """Before a layer of a step that goes on from `WRONG`."""
+    if any(address and floats_at(int(address), 1)[0] == WRONG for address in batch.state_in):
+        raise RuntimeError("no such state")
 
 
 async def stored(folder: Path) -> Point:
@@ -112,10 +119,6 @@ async def test_a_state_that_breaks_the_engine_breaks_it_once(tmp_path: Path) -> 
     """The engine is gone for this process; the next one does not go the same way."""
     point = await stored(tmp_path)
 
-    def break_down(batch: Batch, layer: int) -> None:
-        if any(address and floats_at(int(address), 1)[0] == WRONG for address in batch.state_in):
-            raise RuntimeError("no such state")
-
     async with fake_runtime(ScriptedModel(before_layer=break_down), store=tmp_path) as rt:
         session = await rt.resume(point)
         with pytest.raises(EngineFailed, match="no such state"):
@@ -124,6 +127,33 @@ async def test_a_state_that_breaks_the_engine_breaks_it_once(tmp_path: Path) -> 
         session = await rt.resume(point)
         await session.append([9])
         assert (await session.logits()).tobytes() == logits_of(hash_of([*TOLD, 9])).tobytes()
+
+
+async def test_of_several_resumed_at_once_only_the_one_that_broke_the_engine_is_blamed(tmp_path: Path) -> None:
+    point = await stored(tmp_path)
+    async with fake_runtime(store=tmp_path) as rt:
+        others = []
+        for number in range(4):
+            session = await rt.session()
+            await session.append([number, 5, 6])
+            others.append(await session.pause())
+
+    async with fake_runtime(ScriptedModel(before_layer=break_down), store=tmp_path) as rt:
+        sessions = [await rt.resume(one) for one in (*others[:2], point, *others[2:])]
+        failed = []
+
+        async def use(session: Session) -> None:
+            try:
+                await session.append([9])
+            except EngineFailed:
+                failed.append(session)
+
+        async with anyio.create_task_group() as tasks:
+            for session in sessions:
+                tasks.start_soon(use, session)
+        assert sessions[2] in failed
+        assert rt.store is not None
+        assert [rt.store.has_snapshot(one.id) for one in (*others, point)] == [True] * 4 + [False]
 
 
 async def test_a_state_that_served_once_is_not_blamed_later(tmp_path: Path) -> None:
