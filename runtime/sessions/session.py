@@ -1,7 +1,6 @@
 """A session: one timeline of tokens with a live state, that can be appended to, continued, forked and paused."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,28 +8,23 @@ from numpy.typing import NDArray
 
 from serai.checkpoints.names import check_text, new_id
 from serai.checkpoints.nodes import NodeKind
-from serai.runtime.errors import BadParameter, NothingToContinue, PromptTooLong, SeraiError, SessionClosed
+from serai.runtime.errors import BadParameter, NothingToContinue, SeraiError
 from serai.runtime.sampling.grammar import Grammar
 from serai.runtime.sampling.guessing import Worth
 from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.scheduler import weight_of
 from serai.runtime.services import Services
-from serai.runtime.sessions.contents import Appended, token_ids
-from serai.runtime.sessions.deadline import Deadline, met
-from serai.runtime.sessions.durable import DurableSession
-from serai.runtime.sessions.elsewhere import other_than
+from serai.runtime.sessions.changing import ChangingSession
+from serai.runtime.sessions.deadline import Deadline
 from serai.runtime.sessions.events import EventKind
 from serai.runtime.sessions.generation import Generation
 from serai.runtime.sessions.holding import Holding
-from serai.runtime.sessions.rate import Rate
-from serai.runtime.sessions.record import Record
-from serai.runtime.sessions.trail import Trail
 from serai.runtime.sessions.turns import Timeline
 from serai.runtime.state import State
 from serai.runtime.status import SessionStatus
 
 
-class Session(DurableSession):
+class Session(ChangingSession):
     """One timeline. Made by `Runtime.session`, `Runtime.resume` and `Session.fork`; never directly.
 
     One call at a time: a second one meanwhile raises `SessionBusy`. Forking is always allowed and takes the last
@@ -52,7 +46,6 @@ class Session(DurableSession):
         append_metadata: Mapping[str, Any] | None = None,
         priority: int = 0,
     ) -> None:
-        weight_of(priority)  # raises for what is none
         super().__init__(
             services,
             session_id=session_id,
@@ -61,15 +54,12 @@ class Session(DurableSession):
             namespace=namespace,
             label=label,
             workflow=workflow,
+            inexact=inexact,
             append_metadata=append_metadata,
+            priority=priority,
         )
         self.parent = parent
-        self.inexact = inexact
-        self.priority = priority
         self.worth = Worth()
-        self.taken_back = np.zeros(0, np.int32)
-        self._rate = Rate()
-        self._trail = Trail(services, session_id=session_id, namespace=namespace, workflow=self.workflow)
         services.live[session_id] = self
         services.events.tell(EventKind.OPENED, session_id, label)
 
@@ -81,80 +71,6 @@ class Session(DurableSession):
                 raise NothingToContinue(session_id=self.id)
             copy: NDArray[np.float32] = state.logits.array.copy()
             return copy
-
-    async def append(
-        self,
-        content: str | Sequence[int] | NDArray[np.integer],
-        *,
-        metadata: Mapping[str, Any] | None = None,
-        priority: int | None = None,
-        deadline_s: float | None = None,
-    ) -> Appended:
-        """Read text or token ids. Their ids are durable when this returns (with a store), and `metadata`, a JSON
-        object of the caller's, with them: `append_metadata` gives it back, after a resume too.
-
-        `priority` is the session's unless given. An append that has not ended `deadline_s` seconds from now, or is seen
-        not to, raises `DeadlineMissed`.
-
-        All or nothing: on an error or cancellation the session is what it was before. Raises `PromptTooLong` before
-        any work.
-        """
-        weight = weight_of(self.priority if priority is None else priority)
-        deadline = Deadline.after(deadline_s)
-        with self.use("append"), met(deadline, "append"):
-            ids = await token_ids(content, self._services.tokenizer, self._services.vocab_size)
-            if len(ids) == 0:
-                return Appended(0, 0, 0, self.position)
-            if self.position + len(ids) > self._services.max_positions:
-                raise PromptTooLong(
-                    position=self.position, added_tokens=len(ids), limit_tokens=self._services.max_positions
-                )
-            first = self.position == 0
-            await self._holding.settle()
-            shared = self._leaves_states
-            state, reused = await self._trail.read(
-                self, self._timeline, ids, shared=shared, weight=weight, deadline=deadline
-            )
-            own = self.held
-            if own is None:  # it ended meanwhile
-                state.release()
-                raise SessionClosed(session_id=self.id, how=self._life.value)
-            async with self._undone_unless_durable(own):
-                self._holding.become(state)
-                self._timeline.appended(ids)
-                self._count_ids(self.position)
-                self.append_metadata = dict(metadata or {})
-                whole = self._timeline.ids()
-                on_the_way = self._trail.on_the_way(own.position, whole) if self.record.is_durable else []
-                self.record.appended(ids, self._timeline, self.append_metadata, on_the_way=on_the_way)
-                passed = self.record.nodes()[-1 - len(on_the_way) : -1]
-                await self.record.flush()
-            self._rate.count(len(ids), self._services.now_s())
-            self._services.events.tell(EventKind.APPENDED, self.id, f"{len(ids)} tokens")
-            self._trail.save_on_the_way(passed)
-            self._leave_state(first=first)
-            return Appended(len(ids), len(ids) - reused, reused, self.position)
-
-    @asynccontextmanager
-    async def _undone_unless_durable(self, own: State) -> AsyncIterator[None]:
-        """Whoever is told that an append failed will say it again: then it must not be there twice.
-
-        The tokens go in before they are written, so that a fork taken meanwhile has them in all its parts or in none.
-        """
-        before, metadata = own.retain(), self.append_metadata
-        timeline = self._timeline.at(self.position, branch=self._timeline.branch)
-        try:
-            yield
-        except BaseException:
-            timeline.forks = self._timeline.forks
-            self._timeline, self.append_metadata = timeline, metadata
-            self._count_ids(len(timeline))
-            self._holding.become(before.retain())
-            self._trail.cut(len(timeline))
-            self.record.take_back(timeline)
-            raise
-        finally:
-            before.release()
 
     def generate(
         self,
@@ -247,86 +163,6 @@ class Session(DurableSession):
         child.append_metadata = child.record.append_metadata()
         self._services.events.tell(EventKind.FORKED, self.id, child.id)
         return child
-
-    def _place(self, turn: int | None, position: int | None, node: str | None) -> int:
-        """The position that a turn's end, a position, a node, or none of them (the present) names."""
-        if node is None:
-            return self._timeline.position_of(turn, position)
-        if turn is not None or position is not None:
-            raise BadParameter("give a turn, a position or a node, not several of them")
-        return self.record.position_of(node)
-
-    def replay_tokens(self, *, turn: int | None = None, position: int | None = None, node: str | None = None) -> int:
-        """How many tokens a fork or rewind to that point would have to read once more."""
-        self._check_open()
-        where = self._place(turn, position, node)
-        if where == self.position:
-            return 0
-        timeline = self._timeline.at(where, branch=self._timeline.branch)
-        return self._services.keeper.replay_tokens(timeline, self.namespace, exact=not self.inexact)
-
-    async def rewind(self, *, turn: int | None = None, position: int | None = None, node: str | None = None) -> None:
-        """Go back to the end of a turn, to any position, or to a node on the way here.
-
-        What came after stays in the store as a branch. All or nothing, at the cost that `replay_tokens` says. Raises
-        `PositionUnavailable`.
-        """
-        with self.use("rewind"):
-            where = self._place(turn, position, node)
-            if where == self.position:
-                return
-            timeline = self._timeline.at(where, branch=self._timeline.branch)
-            timeline.forks = self._timeline.forks
-            holding = await self._services.keeper.hold_at(
-                timeline, self.namespace, self.workflow, exact=not self.inexact, beside=self._holding.held
-            )
-            if not self.is_open:  # the runtime closed meanwhile
-                holding.release()
-                self._check_open()
-            record, written = self.record.rewound(timeline), False
-            try:
-                await record.flush()
-                written = True
-            finally:
-                # A call that is cancelled when the store has it already has gone back, as the store says.
-                if (written or record.is_written) and self.is_open:
-                    self._go_back(holding, timeline, record)
-                else:
-                    holding.release()
-        self._services.events.tell(EventKind.REWOUND, self.id, f"to position {where}")
-
-    def _go_back(self, holding: Holding, timeline: Timeline, record: Record) -> None:
-        self.taken_back = other_than(self._timeline.ids(), timeline.ids())
-        before, self._holding = self._holding, holding
-        before.release()
-        timeline.forks = self._timeline.forks  # of those made meanwhile too
-        self._timeline, self.record = timeline, record
-        self._count_ids(len(timeline))
-        self._trail.cut(len(timeline))
-        self.append_metadata = record.append_metadata()
-
-    async def edit(self, turn: int, content: str | Sequence[int] | NDArray[np.integer]) -> Appended:
-        """Say something else in an earlier turn: go back to where it began and append `content` instead."""
-        self._timeline.end_of(turn)  # raises, naming the turns there are
-        start = 0 if turn == 0 else self._timeline.end_of(turn - 1)
-        ids = await token_ids(content, self._services.tokenizer, self._services.vocab_size)
-        if start + len(ids) > self._services.max_positions:
-            raise PromptTooLong(position=start, added_tokens=len(ids), limit_tokens=self._services.max_positions)
-        await self.rewind(position=start)
-        return await self.append(ids)
-
-    def forgo_states(self) -> None:
-        super().forgo_states()
-        self._trail.cut(0)
-
-    @property
-    def _leaves_states(self) -> bool:
-        return self._services.policy.reuse and not self.inexact
-
-    def _leave_state(self, *, first: bool = False) -> None:
-        state = self._holding.state
-        if self._leaves_states and state is not None and state.fixed is not None and not state.is_spoiled:
-            self._trail.leave(state, self._timeline.digest(), self.record.nodes()[-1], first=first)
 
     async def fork_many(self, count: int) -> list["Session"]:
         """`count` forks, as `fork`, or none."""
