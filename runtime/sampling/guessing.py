@@ -82,7 +82,7 @@ class Guesser:
         """How many tokens have to have occurred before for what followed to be likely to follow again, in this text.
 
         Its own last tokens say it: how often each would have been guessed right from those before it. Where patterns of
-        one length were mostly wrong, those of twice the length are asked for, and so on.
+        one length were mostly wrong, those of twice the length are asked for, or if there were none, of twice that.
         """
         ids = self._ids[max(self._start, self._length - CHECKED_WITHIN) : self._length]
         ends = np.arange(max(len(ids) - CHECKED, LEAST_PATTERN + 1), len(ids))
@@ -97,9 +97,11 @@ class Guesser:
             latest = np.zeros(len(ends), np.intp)
             latest[which] = place  # they ascend, and the last one stays
             found = latest > 0
-            right = np.count_nonzero(ids[latest[found]] == ids[ends[found]])
-            if not found.any() or 2 * right > np.count_nonzero(found) + 1:
+            tried, right = np.count_nonzero(found), np.count_nonzero(ids[latest[found]] == ids[ends[found]])
+            if 2 * right > tried + 1 or (tried == 0 and pattern == LEAST_PATTERN):
                 break
+            if tried == 0:
+                return 2 * pattern
             for back in range(pattern + 1, 2 * pattern + 1):
                 enough = place >= back
                 which, place = which[enough], place[enough]
