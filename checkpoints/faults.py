@@ -1,10 +1,11 @@
 """Killing and failing a store at every single disk call, and looking at what is left.
 
-`run` goes through every kind of work on a store (record, turn, save, erase, collect, import, rebuild), every call it
-makes that changes the disk, and every fault at that call: the process killed before it, after it or half-way through a
-write, the power cut after it, no space, an input/output error, a short write. Each case is a real process on a copy of
-one small store; afterwards everything that was committed before must load bit for bit, everything acknowledged must be
-there, `fsck` must be clean, nothing unowned may be left, and the same work must succeed.
+`run` goes through every kind of work on a store (record, turn, save, erase, collect, import, set aside, rebuild), every
+call it makes that changes the disk, and every fault at that call: the process killed before it, after it or half-way
+through a write, the power cut after it, no space, an input/output error, a short write. Each case is a real process on
+a copy of one small store; afterwards everything that was committed before must load bit for bit, everything
+acknowledged must be there, `fsck` must be clean but for what was set aside, nothing unowned may be left, and the same
+work must succeed.
 
 As a module it prints one JSON object: `python -m serai.checkpoints.faults [--every N]`. It forks, so it must be a
 process of its own.
@@ -55,6 +56,7 @@ def _state(position: int, seed: int) -> Snapshot:
 
 NEW_STATE = _state(70, 50)
 NEW_NODE_ID = "n" * 26
+SET_ASIDE = "its first step failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,10 @@ def _import(store: Store, scene: Scene) -> None:
     import_bundle(store, io.BytesIO(scene.bundle))
 
 
+def _set_aside(store: Store, scene: Scene) -> None:
+    store.set_aside(scene.other.id, SET_ASIDE)
+
+
 def _is_kept(store: Store, node_id: str, state: Snapshot) -> bool:
     return store.has_snapshot(node_id) and same_bits(store.load(node_id), state)
 
@@ -131,6 +137,12 @@ WORKS: tuple[Work, ...] = (
         _import,
         lambda scene: {scene.moved.id: (scene.states[scene.moved.id], None)},
         lambda store, scene: _is_kept(store, scene.moved.id, scene.states[scene.moved.id]),
+    ),
+    Work(
+        "set aside",
+        _set_aside,
+        lambda scene: {scene.other.id: (scene.states[scene.other.id], None)},
+        lambda store, scene: not store.has_snapshot(scene.other.id),
     ),
 )
 
@@ -235,7 +247,7 @@ def _aftermath(folder: Path, scene: Scene, work: Work | None, *, done: bool) -> 
         if done and work is not None and not work.after(store, scene):
             problems.append("what was acknowledged is not there")
         report = fsck(store)
-        problems += report.problems
+        problems += [one for one in report.problems if SET_ASIDE not in one]
         if done and report.orphans:
             problems.append(f"{len(report.orphans)} files are left of work that was acknowledged")
         if fsck(store).orphans:
