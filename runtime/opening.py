@@ -20,7 +20,9 @@ from serai.runtime.experts.notes import ExpertNotes, streamed_in
 from serai.runtime.experts.opening import whole_working_sets
 from serai.runtime.figures import ModelFacts
 from serai.runtime.memory.accounts import Quota
+from serai.runtime.memory.beside import SESSION_BYTES
 from serai.runtime.memory.byte_sizes import parse_bytes
+from serai.runtime.memory.give_back import keep_little
 from serai.runtime.memory.limits import default_budget, over_room
 from serai.runtime.memory.plan import check_budget, plan_memory
 from serai.runtime.models.open_model import FoundModel, LoadedModel, Precision, find_model, load_model
@@ -97,6 +99,7 @@ async def open_runtime(
         if threads < 1:
             raise BadParameter(f"threads is {threads}, but must be at least 1")
         set_threads(threads)
+    keep_little()
     async with AsyncExitStack() as stack:
         stack.enter_context(shared_fairly())
         find = partial(find_model, model, experts_per_token=experts_per_token)
@@ -208,6 +211,7 @@ def _wire(
         stop_ids=frozenset(found.config.eos_ids),
         limits=limits,
         policy=policy,
+        session_bytes=SESSION_BYTES,
     )
     return Runtime(services, facts)
 

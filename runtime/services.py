@@ -69,6 +69,8 @@ class Services:
     max_positions: int
     stop_ids: frozenset[int]
     policy: Policy
+    session_bytes: int = 0
+    """What each session is counted with beside its state and its token ids."""
     now_s: Callable[[], float] = anyio.current_time
     events: EventFeed = field(default_factory=EventFeed)
     loop_delay: LoopDelay = field(default_factory=LoopDelay)
@@ -147,8 +149,9 @@ def assemble(
     stop_ids: frozenset[int],
     limits: Limits | None = None,
     policy: Policy | None = None,
+    session_bytes: int = 0,
 ) -> Services:
-    """The services of one runtime."""
+    """The services of one runtime. Each session is counted with `session_bytes` beside its state and token ids."""
     admission = Admission(pool)
     driver = Driver(engine, thread, pool, admission, limits or Limits())
     prefixes = Prefixes(pool)
@@ -166,6 +169,7 @@ def assemble(
         max_positions=max_positions,
         stop_ids=stop_ids,
         policy=policy or Policy(),
+        session_bytes=session_bytes,
     )
     admission.reclaim = services.reclaim
     driver.first_use_failed = services.keeper.distrust

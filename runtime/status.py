@@ -41,7 +41,7 @@ class SessionStatus:
 class BudgetStatus:
     """Where the budget goes. `live_bytes` are sessions' states, `kept_bytes` states kept for reuse by others,
     `spare_bytes` freed buffers kept for the next step, `reserved_bytes` promised to calls under way, `ids_bytes` the
-    token ids of all sessions, hot or cold."""
+    token ids and timelines of all sessions, hot or cold (`memory/beside.py`)."""
 
     budget_bytes: int
     trunk_bytes: int

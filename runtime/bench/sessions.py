@@ -8,7 +8,7 @@ sample is run again alone and compared token by token.
 import gc
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +23,12 @@ from serai.runtime.bench.report import Claim, Report
 from serai.runtime.bench.resident import forget_peak, peak_resident_bytes, resident_bytes
 from serai.runtime.bench.small_model import small_model
 from serai.runtime.bench.tool_wait import mid_shape, mid_tool_wait, small_tool_wait, tool_claim
+from serai.runtime.memory.beside import beside_bytes
 from serai.runtime.memory.give_back import give_back_freed
 from serai.runtime.opening import open_runtime
 from serai.runtime.runtime import Runtime
 from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.services import Policy
-from serai.runtime.sessions.live import ids_bytes
 from serai.runtime.sessions.session import Session
 from serai.runtime.state import session_bytes
 
@@ -208,14 +208,15 @@ def _scripts(scale: Scale, vocab: int) -> list[Script]:
 
 
 def _budget(rt: Runtime, scripts: list[Script], scale: Scale) -> int:
-    """The model, the average state times `hot`, all token ids, and what the working ones hold while they step."""
+    """The model, the average state times `hot`, what all hold beside their states, and what the working ones hold while
+    they step."""
     facts, pool = rt.facts, rt.pool
     model_bytes = facts.trunk_bytes + facts.expert_bytes + facts.scratch_bytes
     lengths = [len(script.prompt) + len(script.tool_said) + 16 for script in scripts]
     states = [session_bytes(pool.layout, length) for length in lengths]
     working = 2 * scale.working * session_bytes(pool.layout, 1)
-    ids = sum(ids_bytes(length) for length in lengths)
-    return model_bytes + ids + scale.hot * sum(states) // len(states) + max(states) + working
+    beside = sum(beside_bytes(length) for length in lengths)
+    return model_bytes + beside + scale.hot * sum(states) // len(states) + max(states) + working
 
 
 async def _live(
@@ -223,26 +224,28 @@ async def _live(
 ) -> dict[int, tuple[int, ...]]:
     """The whole day; gives what each session said."""
     answers: dict[int, tuple[int, ...]] = {}
-    at_work = anyio.Semaphore(working)
     waiting: dict[int, tuple[Session, tuple[int, ...]]] = {}
 
     async def morning(number: int, script: Script) -> None:
-        async with at_work:
-            session = await rt.session(label=str(number))
-            await session.append(script.prompt)
-            waiting[number] = session, (await session.generate(script.params).collect()).tokens
+        session = await rt.session(label=str(number))
+        await session.append(script.prompt)
+        waiting[number] = session, (await session.generate(script.params).collect()).tokens
 
     async def evening(number: int, script: Script) -> None:
-        async with at_work:
-            session, said = waiting[number]
-            await session.append(script.tool_said)
-            answers[number] = said + (await session.generate(script.params).collect()).tokens
+        session, said = waiting[number]
+        await session.append(script.tool_said)
+        answers[number] = said + (await session.generate(script.params).collect()).tokens
+
+    async def work(part: Callable[[int, Script], Awaitable[None]], left: Iterator[tuple[int, Script]]) -> None:
+        for number, script in left:
+            await part(number, script)
 
     for part in (morning, evening):
         tell(f"{part.__name__}: {len(scripts)} sessions, {working} at a time")
+        left = iter(enumerate(scripts))
         async with anyio.create_task_group() as tasks:
-            for number, script in enumerate(scripts):
-                tasks.start_soon(part, number, script)
+            for _ in range(working):
+                tasks.start_soon(work, part, left)
     tell("night: all sessions close")
     for session, _ in waiting.values():
         await session.close()

@@ -5,10 +5,30 @@ is freed for later, an arena for each thread: over a day of many sessions that c
 """
 
 import ctypes
+import sys
 from threading import Lock
 
 EVERY_BYTES = 8 << 20
 """How much is moved between two times of giving back: each walks all arenas, a few milliseconds."""
+
+
+LARGE_BYTES = 128 << 10
+"""Buffers from that size on are taken from the system by themselves, and go back to it when they are freed. So the C
+library does at first; once such a buffer was freed it takes all up to that size, of 32 MB at most, from its arenas."""
+
+ARENAS = 4
+"""Of as many as eight a core, each of which keeps some of what its threads have freed."""
+
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # from glibc's malloc.h
+
+
+def keep_little() -> None:
+    """Have the allocator keep little of what is freed, for the rest of the process. Does nothing where the C library
+    can't be asked."""
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if set_option is not None:
+        set_option(_M_MMAP_THRESHOLD, LARGE_BYTES)
+        set_option(_M_ARENA_MAX, ARENAS)
 
 
 def give_back_freed() -> None:

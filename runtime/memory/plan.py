@@ -11,10 +11,11 @@ from math import prod
 from serai.checkpoints.snapshot import LatentType, StateLayout
 from serai.runtime.errors import BadParameter, BudgetTooSmall
 from serai.runtime.memory.attention import PUBLISHED, AttentionCost, alternatives
+from serai.runtime.memory.beside import beside_bytes
 from serai.runtime.memory.weights import expert_record_bytes, held_bytes
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.models.dtypes import STORAGE
-from serai.runtime.models.layout import PAGE_TOKENS, state_layout
+from serai.runtime.models.layout import state_layout
 from serai.runtime.models.safetensors_files import CheckpointFiles
 from serai.runtime.models.scratch_shape import ScratchShape
 from serai.runtime.models.tensor_table import (
@@ -68,8 +69,9 @@ class MemoryPlan:
     the budget has room; no floor counts it.
 
     `session_bytes` is KDA state, conv tails and the latents of `context_tokens`; `hot_session_bytes` is what a
-    session in RAM holds: that, with whole pages of latents and the next-token logits. `running_session_bytes` adds the
-    other fixed states and the page copy of a session that is being stepped.
+    session in RAM holds: that, with whole pages of latents, the next-token logits, and its token ids and timeline
+    (`memory/beside.py`). `running_session_bytes` adds the other fixed states and the page copy of a session that is
+    being stepped.
 
     `floor_bytes` has everything resident: trunk, all experts, scratch and one running session.
     `streaming_floor_bytes` has `min_expert_slots` experts instead of all, `working_set_bytes` as many as one token
@@ -207,7 +209,7 @@ def plan_memory(
         latent_page_bytes=_by_latents({kind: part_bytes(layouts[kind], Part.PAGE) for kind in LatentType}),
         latent_bytes=latent,
         session_bytes=_plus(latent, part_bytes(layout, Part.FIXED)),
-        hot_session_bytes=_by_latents({kind: session_bytes(layouts[kind], context_tokens) for kind in LatentType}),
+        hot_session_bytes=_by_latents({kind: _hot_bytes(layouts[kind], context_tokens) for kind in LatentType}),
         running_session_bytes=running,
         floor_bytes=_plus(running, held[trunk] + scratch + experts * slot),
         # A model with few experts needs less to hold them all than to read them.
@@ -258,14 +260,19 @@ def _tokens_that_fit(plan: MemoryPlan, left_bytes: int, latents: LatentType) -> 
     page = plan.latent_page_bytes.of(latents)
     if not page:
         return 0
-    pages = -(-plan.context_tokens // PAGE_TOKENS) + left_bytes // page
-    return max(0, pages) * PAGE_TOKENS
+    page_tokens = page // plan.latent_token_bytes.of(latents)
+    pages = -(-plan.context_tokens // page_tokens) + left_bytes // page
+    return max(0, pages) * page_tokens
+
+
+def _hot_bytes(layout: StateLayout, tokens: int) -> int:
+    return session_bytes(layout, tokens) + beside_bytes(tokens)
 
 
 def _running_bytes(layout: StateLayout, tokens: int) -> int:
     more_states = FIXED_STATES_RUNNING - 1
     fixed = part_bytes(layout, Part.FIXED) + part_bytes(layout, Part.LOGITS)
-    return session_bytes(layout, tokens) + more_states * fixed + part_bytes(layout, Part.PAGE)
+    return _hot_bytes(layout, tokens) + more_states * fixed + part_bytes(layout, Part.PAGE)
 
 
 def _dtypes(specs: Mapping[str, TensorSpec], files: CheckpointFiles | None, prefix: str) -> dict[str, str]:

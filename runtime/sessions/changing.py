@@ -11,6 +11,7 @@ from serai.checkpoints.nodes import NodeRecord
 from serai.runtime.errors import BadParameter, PromptTooLong, SessionClosed
 from serai.runtime.memory.accounts import Account
 from serai.runtime.memory.admission import Reservation
+from serai.runtime.memory.beside import ids_bytes
 from serai.runtime.scheduler import weight_of
 from serai.runtime.services import Services
 from serai.runtime.sessions.contents import Appended, token_ids
@@ -19,7 +20,7 @@ from serai.runtime.sessions.durable import DurableSession
 from serai.runtime.sessions.elsewhere import other_than
 from serai.runtime.sessions.events import EventKind
 from serai.runtime.sessions.holding import Holding
-from serai.runtime.sessions.live import LiveSession, ids_bytes
+from serai.runtime.sessions.live import LiveSession
 from serai.runtime.sessions.rate import Rate
 from serai.runtime.sessions.record import Record
 from serai.runtime.sessions.trail import Trail
@@ -130,7 +131,7 @@ class ChangingSession(DurableSession):
             async with self._undone_unless_durable(own):
                 self._holding.become(state)
                 self._timeline.appended(ids)
-                self._count_ids(self.position)
+                self._count_beside(self.position)
                 self.append_metadata = dict(metadata or {})
                 passed = self._write_append(self.record, self._timeline, ids, self.append_metadata)
                 await self.record.flush()
@@ -166,7 +167,7 @@ class ChangingSession(DurableSession):
         except BaseException:
             timeline.forks = self._timeline.forks
             self._timeline, self.append_metadata = timeline, metadata
-            self._count_ids(len(timeline))
+            self._count_beside(len(timeline))
             self._holding.become(before.retain())
             self._trail.cut(len(timeline))
             self.record.take_back(timeline)
@@ -264,7 +265,7 @@ class ChangingSession(DurableSession):
                 before.release()
                 timeline.forks = self._timeline.forks  # of those made meanwhile too
                 self._timeline, self.record = timeline, record
-                self._count_ids(len(timeline))
+                self._count_beside(len(timeline))
                 self._trail.cut(len(timeline))
                 self.append_metadata = record.append_metadata()
             else:

@@ -313,7 +313,13 @@ class Journal:
                 log.warning("%s", error)
                 store.set_aside(holder, str(error))
                 continue
-            require_same_model(holder, info.fingerprint, self._fingerprint)
+            found, paged_alike = info.fingerprint, info.layout.page_tokens == self._layout.page_tokens
+            if replace(info.layout, page_tokens=self._layout.page_tokens) == self._layout:
+                found = replace(found, state_layout=self._fingerprint.state_layout)
+            require_same_model(holder, found, self._fingerprint)
+            if not paged_alike:
+                log.info("the snapshot of node %s has pages of another size: replaying its tokens", holder)
+                return None
             foreign = bool(info.fingerprint.build_differences(self._fingerprint))
             if foreign and not as_is:
                 log.info("the snapshot of node %s is of another build or SIMD path: replaying its tokens", holder)

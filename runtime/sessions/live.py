@@ -9,19 +9,13 @@ from enum import Enum
 
 from serai.runtime.errors import BadParameter, SessionBusy, SessionClosed
 from serai.runtime.memory.admission import Reservation
+from serai.runtime.memory.beside import ids_bytes
 from serai.runtime.memory.residency import Idle, Tier
 from serai.runtime.services import Services
 from serai.runtime.sessions.events import EventKind
 from serai.runtime.sessions.holding import Holding
 from serai.runtime.sessions.record import Record
 from serai.runtime.state import State, session_bytes
-
-
-def ids_bytes(tokens: int) -> int:
-    """What a session's token ids take in memory, whether it is hot or cold: int32, in blocks of 4 KiB as the system
-    gives them, rounded to the nearest."""
-    return (4 * tokens + 2_048) // 4_096 * 4_096
-
 
 SLOW_READER_S = 1.0
 """A generation whose reader has taken nothing for so long is at rest: its session may be moved out of memory."""
@@ -50,7 +44,7 @@ class LiveSession:
         self.account = services.pool.accounts.of(namespace)
         self.account.sessions += 1
         self._counted = True
-        self._ids_bytes = 0
+        self._beside_bytes = 0
         self._services = services
         self._holding = holding
         self._life = Life.OPEN
@@ -58,7 +52,7 @@ class LiveSession:
         self._reader_is_away = False
         self._used_s = services.now_s()
         self._returns_at_s: float | None = None
-        self._count_ids(self.position)
+        self._count_beside(self.position)
 
     @property
     def position(self) -> int:
@@ -199,11 +193,11 @@ class LiveSession:
     def _returns_in_s(self, now_s: float) -> float | None:
         return None if self._returns_at_s is None else max(self._returns_at_s - now_s, 0.0)
 
-    def _count_ids(self, tokens: int) -> None:
-        """Have so many token ids counted in the budget, as this session's, for as long as it is open."""
-        if self._life is Life.OPEN or tokens == 0:
-            before, self._ids_bytes = self._ids_bytes, ids_bytes(tokens)
-            self._services.pool.beside_bytes += self._ids_bytes - before
+    def _count_beside(self, tokens: int) -> None:
+        """Have what it takes beside its state, with so many token ids, counted in the budget while it is open."""
+        before = self._beside_bytes
+        self._beside_bytes = self._services.session_bytes + ids_bytes(tokens) if self._life is Life.OPEN else 0
+        self._services.pool.beside_bytes += self._beside_bytes - before
 
     # open or ended
 
@@ -250,7 +244,7 @@ class LiveSession:
             return  # broken off while `pause` or `close` was writing
         self._life = life
         self.account.sessions -= self._counted
-        self._count_ids(0)
+        self._count_beside(0)
         self._holding.release()
         for generation in tuple(self._services.reading):  # a reader who keeps one and never asks again
             if generation.reads(self):

@@ -190,7 +190,7 @@ class Session(ChangingSession):
 
     def _note(self, token: int) -> None:
         self._timeline.generated(token)
-        self._count_ids(self.position)
+        self._count_beside(self.position)
         self.record.generated(token, self._timeline)
         self._used_s = self._services.now_s()
         self._rate.count(1, self._used_s)

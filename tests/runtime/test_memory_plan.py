@@ -7,6 +7,7 @@ import pytest
 
 from serai.checkpoints.snapshot import LatentType
 from serai.runtime.errors import BadParameter, BudgetTooSmall, WeightsInvalid
+from serai.runtime.memory.beside import beside_bytes
 from serai.runtime.memory.plan import READING_RECORDS, MemoryPlan, check_budget, plan_memory, sessions_that_fit
 from serai.runtime.memory.weights import expert_record_bytes, held_bytes
 from serai.runtime.models.config import ModelConfig, load_config, parse_config
@@ -39,7 +40,7 @@ def test_k3s_state_is_as_published() -> None:
     assert plan.latent_bytes.bfloat16 == 113_246_208
     assert plan.session_bytes.float32 == 434_110_464 + 30_523_392 + 226_492_416
     assert round(plan.session_bytes.float32 / MIB) == 659
-    assert plan.hot_session_bytes.float32 == plan.session_bytes.float32 + 4 * 163_840
+    assert plan.hot_session_bytes.float32 == plan.session_bytes.float32 + 4 * 163_840 + beside_bytes(4_096)
 
 
 def test_k3s_fixed_state_does_not_grow_with_the_context() -> None:
@@ -92,7 +93,8 @@ def test_the_floors_are_sums_of_their_parts(config: ModelConfig) -> None:
         assert plan.working_set_bytes.of(latents) == base + (plan.token_experts + READING_RECORDS) * slot
         fixed = plan.kda_bytes + plan.conv_bytes + plan.logits_bytes
         page = plan.latent_page_bytes.of(latents)
-        assert plan.hot_session_bytes.of(latents) == fixed + 16 * page, "1,000 tokens take 16 pages of 64"
+        hot = fixed + 16 * page + beside_bytes(1_000)
+        assert plan.hot_session_bytes.of(latents) == hot, "1,000 tokens take 16 pages of 64"
         assert plan.running_session_bytes.of(latents) == plan.hot_session_bytes.of(latents) + 2 * fixed + page
 
 
@@ -124,14 +126,14 @@ def test_a_budget_at_the_floor_passes_and_a_byte_less_is_refused_with_the_number
 
 
 def test_the_refusal_names_what_would_fit_and_it_does() -> None:
-    plan = small_plan()
+    plan = small_plan(10_240)
     page = plan.latent_page_bytes.float32
     budget = plan.floor_bytes.float32 - 3 * page
-    with pytest.raises(BudgetTooSmall, match=r"a context of 448 tokens or bfloat16 latents or trunk=\"q8\" would fit"):
+    with pytest.raises(BudgetTooSmall, match=r"a context of 7,168 tokens or bfloat16 latents would fit"):
         check_budget(plan, budget, LatentType.FLOAT32)
-    check_budget(small_plan(448), budget, LatentType.FLOAT32)
+    check_budget(small_plan(7_168), budget, LatentType.FLOAT32)
     with pytest.raises(BudgetTooSmall):
-        check_budget(small_plan(449), budget, LatentType.FLOAT32)
+        check_budget(small_plan(7_169), budget, LatentType.FLOAT32)
     check_budget(plan, budget, LatentType.BFLOAT16)
     with pytest.raises(BudgetTooSmall, match=rf"; a budget of {plan.floor_bytes.float32:,} bytes would fit$"):
         check_budget(plan, 1, LatentType.FLOAT32)

@@ -20,7 +20,7 @@ from serai.runtime.errors import (
     SessionGone,
 )
 from tests.runtime.fake_runtime import FINGERPRINT, fake_runtime
-from tests.runtime.scripted import GREEDY, SAMPLED, hash_of, logits_of
+from tests.runtime.scripted import GREEDY, SAMPLED, ScriptedModel, hash_of, logits_of
 
 pytestmark = pytest.mark.anyio
 
@@ -85,6 +85,26 @@ async def test_what_was_said_survives_a_crash_and_is_replayed(tmp_path: Path) ->
         assert again.tokens().tolist() == expected
         assert rt.counters.prefilled_tokens == len(expected)
         np.testing.assert_array_equal(await again.logits(), logits_of(hash_of(expected)))
+
+
+@pytest.mark.parametrize("as_is", [False, True])
+async def test_a_state_in_pages_of_another_size_is_replayed(tmp_path: Path, as_is: bool) -> None:
+    """Page size decides no bits (DESIGN §6b), so who is resumed is the same and exact."""
+    async with fake_runtime(store=tmp_path) as rt:
+        session = await rt.session()
+        await session.append([1, 2, 3, 4, 5, 6])
+        point = await session.pause()
+    wider = ScriptedModel(page_tokens=8)
+    paged = replace(FINGERPRINT, state_layout=wider.layout.describe())
+    async with fake_runtime(wider, store=tmp_path, fingerprint=paged) as rt:
+        again = await rt.resume(point, as_is=as_is)
+        assert (rt.counters.prefilled_tokens, again.inexact) == (6, False)
+        assert np.array_equal(await again.logits(), logits_of(hash_of([1, 2, 3, 4, 5, 6])))
+        await rt.resume(await again.pause(), as_is=as_is)
+        assert rt.counters.prefilled_tokens == 6, "it is stored in pages of this size now"
+    async with fake_runtime(wider, store=tmp_path, fingerprint=replace(paged, weights="others")) as rt:
+        with pytest.raises(ModelMismatch, match="weights"):
+            await rt.resume(point, as_is=as_is)
 
 
 async def test_another_build_replays_unless_told_otherwise(tmp_path: Path) -> None:
