@@ -18,7 +18,7 @@ from typing import Any
 
 from serai.kernels.chains import fma_chain
 from serai.kernels.compile import inline
-from serai.kernels.memory import f32_at, prefetch, scalar_f32_at, scalar_i32_at, store_at
+from serai.kernels.memory import f32_at, prefetch_l2, scalar_f32_at, scalar_i32_at, store_at
 from serai.kernels.simd import fma, splat_f32
 
 EXACT_ROWS = 64
@@ -43,7 +43,7 @@ def pick(rows: int, i: int) -> Any:
 def prefetch_ahead(address: int, nbytes: int) -> None:
     """Ask for the lines of a stream some way ahead of the ``nbytes`` being read."""
     for line in range(0, nbytes, 64):
-        prefetch(address + _AHEAD_BYTES + line)
+        prefetch_l2(address + _AHEAD_BYTES + line)
 
 
 @inline

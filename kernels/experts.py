@@ -5,7 +5,7 @@ An expert maps a latent to a latent: ``w2 @ activation(w1 @ x, w3 @ x)`` with w1
 same order, and is filled up to a multiple of 4096 bytes, so that direct reads and page-aligned slots fit it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,26 +26,24 @@ class ExpertLayout:
     format: Format
     latent: int
     inner: int
+    offsets: tuple[int, int, int, int, int, int, int] = field(init=False, repr=False, compare=False)
+    """Byte offsets of the data of w1, w3, w2, of the scales of w1, w3, w2 (empty unless MXFP4), and of the end."""
 
     def __post_init__(self) -> None:
         if self.latent < 1 or self.inner < 1:
             raise ValueError(f"an expert needs a latent and an inner size, not {self.latent} and {self.inner}.")
         if self.format is Format.MXFP4 and (self.latent % GROUP or self.inner % GROUP):
             raise ValueError(f"MXFP4 experts need multiples of {GROUP}, not {self.latent} and {self.inner}.")
+        sizes = [-(-n // LANES) * k * _COLUMN_BYTES[self.format] for n, k in self._shapes]
+        has_scales = self.format is Format.MXFP4
+        sizes += [-(-n // LANES) * (k // GROUP) * LANES if has_scales else 0 for n, k in self._shapes]
+        w1, w3, w2, s1, s3, s2, end = (sum(sizes[:i]) for i in range(7))
+        object.__setattr__(self, "offsets", (w1, w3, w2, s1, s3, s2, end))
 
     @property
     def _shapes(self) -> tuple[tuple[int, int], ...]:
         """[N, K] of w1, w3 and w2."""
         return (self.inner, self.latent), (self.inner, self.latent), (self.latent, self.inner)
-
-    @property
-    def offsets(self) -> tuple[int, int, int, int, int, int, int]:
-        """Byte offsets of the data of w1, w3, w2, of the scales of w1, w3, w2 (empty unless MXFP4), and of the end."""
-        sizes = [-(-n // LANES) * k * _COLUMN_BYTES[self.format] for n, k in self._shapes]
-        has_scales = self.format is Format.MXFP4
-        sizes += [-(-n // LANES) * (k // GROUP) * LANES if has_scales else 0 for n, k in self._shapes]
-        w1, w3, w2, s1, s3, s2, end = (sum(sizes[:i]) for i in range(7))
-        return w1, w3, w2, s1, s3, s2, end
 
     @property
     def record_bytes(self) -> int:

@@ -29,7 +29,7 @@ from serai.kernels.exact import pick, prefetch_ahead
 from serai.kernels.memory import (
     f32_at,
     i32_at,
-    prefetch,
+    prefetch_l2,
     scalar_f32_at,
     scalar_i32_at,
     store_at,
@@ -71,43 +71,13 @@ def packed_rows(
     :class:`serai.kernels.quantize.Quantized`, ``starts`` those for the format's offset. ``weights`` and ``scales`` are
     two addresses each, one a block.
     """
-    if n == 1:
-        _one_row(chain, unsigned, scale, sizes, weights, scales, groups, x, at)
-    elif HAS_TILES:
+    if HAS_TILES:
         if n >= _TILE_LEAST:
             _tile_rows(signed, scale, sizes, weights, scales, groups, x, n, at)
         else:
             _few_rows(chain, unsigned, scale, sizes, weights, scales, groups, x, n, at)
     else:
         _few_rows(chain, unsigned, scale, sizes, weights, scales, groups, x, n, at)
-
-
-@inline
-def _one_row(
-    chain: Any, unsigned: Any, scale: Any, sizes: Any, weights: Any, scales: Any, groups: int, x: Any, state: int
-) -> None:
-    """One row: its sums stay in registers, and a block's weights are decoded as they are used."""
-    block_bytes, scale_bytes = sizes
-    w0, w1 = weights
-    s0, s1 = scales
-    codes, x_scales, starts, pitch, rows = x
-    block = pick(rows, 0)
-    r0 = r1 = splat_f32(0.0)
-    for group in range(groups):
-        here, scale_here = group * block_bytes, group * scale_bytes
-        prefetch_ahead(w0 + here, block_bytes)
-        prefetch_ahead(w1 + here, block_bytes)
-        start = splat_i32(scalar_i32_at(starts + 4 * block))
-        x_scale = splat_f32(scalar_f32_at(x_scales + 4 * block))
-        a0, a1 = (
-            chain(start, unsigned(w0 + here), codes + 32 * block),
-            chain(start, unsigned(w1 + here), codes + 32 * block),
-        )
-        r0 = fma(to_f32(a0), scale(s0 + scale_here) * x_scale, r0)
-        r1 = fma(to_f32(a1), scale(s1 + scale_here) * x_scale, r1)
-        block += pitch
-    store_at(state, r0)
-    store_at(state + 64, r1)
 
 
 @inline
@@ -126,10 +96,10 @@ def packed_row(
         prefetch_ahead(w2 + at, sizes[0])
         prefetch_ahead(w3 + at, sizes[0])
         # Scales as far ahead as weights: a line of them serves several blocks, and one miss would stall them all.
-        prefetch(s0 + s + _SCALES_AHEAD_BYTES)
-        prefetch(s1 + s + _SCALES_AHEAD_BYTES)
-        prefetch(s2 + s + _SCALES_AHEAD_BYTES)
-        prefetch(s3 + s + _SCALES_AHEAD_BYTES)
+        prefetch_l2(s0 + s + _SCALES_AHEAD_BYTES)
+        prefetch_l2(s1 + s + _SCALES_AHEAD_BYTES)
+        prefetch_l2(s2 + s + _SCALES_AHEAD_BYTES)
+        prefetch_l2(s3 + s + _SCALES_AHEAD_BYTES)
         start = splat_i32(scalar_i32_at(starts + 4 * block))
         x_scale = splat_f32(scalar_f32_at(x_scales + 4 * block))
         here = codes + 32 * block
@@ -166,6 +136,8 @@ def _few_rows(
         c0, c1 = scale(s0 + scale_here), scale(s1 + scale_here)
         prefetch_ahead(w0 + here, block_bytes)
         prefetch_ahead(w1 + here, block_bytes)
+        prefetch_l2(s0 + scale_here + _SCALES_AHEAD_BYTES)
+        prefetch_l2(s1 + scale_here + _SCALES_AHEAD_BYTES)
         for i in range(count):
             at, block = state + 128 * i, group * pitch + pick(rows, i)
             start = splat_i32(scalar_i32_at(starts + 4 * block))

@@ -29,6 +29,7 @@ from serai.kernels.kda_inputs import (
     NUMBERS,
     TAPS,
     KdaLayer,
+    ask_for_inputs,
     padded,
     prepare,
     stream_of,
@@ -188,7 +189,8 @@ def _begin_step(layer: KdaLayer, task: int, slot: int, before: int, before_slot:
         read_head(source, slot, sums, ahead)
     answer_head(slot, sums, addr(layer.out, row * layer.out.shape[1] + layer.out_col + head * COLUMNS))
     _gated_norm(layer, row, head)
-    _write_tails(layer, q, k, v, segment, head, 1)
+    tails = layer.state_out[segment] + 4 * layer.conv_offset
+    _write_tails(layer, q, k, v, segment, head, 1, tails % LINE_BYTES == 0)
 
 
 @inline
@@ -207,12 +209,12 @@ def _end_step(layer: KdaLayer, task: int, slot: int) -> None:
 
 
 @inline
-def _write_tails(layer: KdaLayer, q: Any, k: Any, v: Any, segment: int, head: int, rows: int) -> None:
+def _write_tails(layer: KdaLayer, q: Any, k: Any, v: Any, segment: int, head: int, rows: int, past_cache: bool) -> None:
     tails = layer.state_out[segment] + 4 * (layer.conv_offset + head * layer.head_dim)
     stream_bytes = (TAPS - 1) * 4 * layer.heads * layer.head_dim
-    write_tail(q, rows, layer.head_dim, tails)
-    write_tail(k, rows, layer.head_dim, tails + stream_bytes)
-    write_tail(v, rows, layer.head_dim, tails + 2 * stream_bytes)
+    write_tail(q, rows, layer.head_dim, tails, past_cache)
+    write_tail(k, rows, layer.head_dim, tails + stream_bytes, past_cache)
+    write_tail(v, rows, layer.head_dim, tails + 2 * stream_bytes, past_cache)
 
 
 @inline
@@ -237,7 +239,7 @@ def _head(layer: KdaLayer, segment: int, head: int, scratch: int, ahead: int) ->
         _pass_block(layer, segment, head, first, count, panel, tokens, streams and first + count == rows, ahead)
         for i in range(count):
             _gated_norm(layer, first_row + first + i, head)
-    _write_tails(layer, q, k, v, segment, head, rows)
+    _write_tails(layer, q, k, v, segment, head, rows, False)
 
 
 @inline
@@ -257,6 +259,8 @@ def _worker(worker: int, layer: KdaLayer, counter: int, slots: int) -> None:
         ahead = 0
         if following < tasks:
             ahead = _old_state(layer, following // layer.heads, following % layer.heads)
+            if _is_one_step(layer, following // layer.heads):
+                ask_for_inputs(layer, following // layer.heads, following % layer.heads)
         if _is_one_step(layer, task // layer.heads):
             _begin_step(layer, task, slot, unwritten, other, ahead)
             unwritten = task

@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from serai.kernels.compile import inline
-from serai.kernels.lanes import copy_floats, load_lanes
+from serai.kernels.lanes import LINE_BYTES, copy_floats, load_lanes, stream_store_at
 from serai.kernels.mathfn import exp16, sigmoid16, silu16, softplus16
-from serai.kernels.memory import addr, f32_at, prefetch, store_at, store_scalar_f32_at
+from serai.kernels.memory import addr, f32_at, prefetch, prefetch_l2, store_at, store_scalar_f32_at
 from serai.kernels.naive import L2_EPS
 from serai.kernels.simd import fma, hsum, lane, splat_f32
 
 TAPS = 4
 """Of the short convolution; its tail is the three inputs before the newest."""
+_STREAMS = 3
 
 # Tokens between asking for a line of the inputs and using it: a head's piece of each row is too short for the
 # hardware to see a pattern in.
@@ -107,10 +108,29 @@ def _input(stream: Stream, t: int) -> Any:
 
 
 @inline
-def write_tail(stream: Stream, tokens: int, head_dim: int, target: int) -> None:
-    """The last three inputs after `tokens` tokens, for the next call."""
+def write_tail(stream: Stream, tokens: int, head_dim: int, target: int, past_cache: bool) -> None:
+    """The last three inputs after `tokens` tokens, for the next call; `past_cache` where they are whole lines."""
     for j in range(TAPS - 1):
-        copy_floats(_input(stream, tokens - (TAPS - 1) + j), target + j * stream.tap_bytes, head_dim)
+        source, there = _input(stream, tokens - (TAPS - 1) + j), target + j * stream.tap_bytes
+        if past_cache:
+            for c in range(0, 4 * head_dim, LINE_BYTES):
+                stream_store_at(there + c, f32_at(source + c))
+        else:
+            copy_floats(source, there, head_dim)
+
+
+@inline
+def ask_for_inputs(layer: KdaLayer, segment: int, head: int) -> None:
+    """Have what `prepare` will read from memory come into the second-level cache: the head's tails and filters."""
+    channel, head_bytes = head * layer.head_dim, 4 * layer.head_dim
+    tap_bytes = 4 * layer.heads * layer.head_dim
+    tails = layer.state_in[segment] + 4 * (layer.conv_offset + channel)
+    for row in range(_STREAMS * (TAPS - 1)):
+        for c in range(0, head_bytes, LINE_BYTES):
+            prefetch_l2(tails + row * tap_bytes + c)
+    for row in range(_STREAMS * TAPS):
+        for c in range(0, head_bytes, LINE_BYTES):
+            prefetch_l2(addr(layer.conv_w, channel) + row * tap_bytes + c)
 
 
 @inline

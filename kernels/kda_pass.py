@@ -23,8 +23,8 @@ from serai.kernels.vec import call_llvm, constant, f32x16, pointer_value, splat_
 COLUMNS = 128
 _VECTORS = COLUMNS // 16
 _ROW_BYTES = 4 * COLUMNS
-_AHEAD_ROWS = 8
-"""Rows between asking for one and using it: what hides the way to memory without crowding a first-level cache."""
+_AHEAD_ROWS = 24
+"""Rows between asking for one, into the second-level cache, and using it: what hides the way to memory."""
 
 HAS_WIDE_PASS = chosen_path().is_avx512
 """Whether a row and the sums of two products fit the registers."""
@@ -133,8 +133,8 @@ def _ask(builder: Any, here: Any, row_at_ahead: Any, index: Any) -> None:
     address = builder.select(is_inside, on, builder.add(row_at_ahead, back))
     for i in range(_VECTORS):
         pointer = pointer_value(builder, _at(builder, address, LINE_BYTES * i), ir.IntType(8))
-        is_read, nearest, data = (ir.Constant(ir.IntType(32), value) for value in (0, 3, 1))
-        call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, is_read, nearest, data])
+        is_read, second_level, data = (ir.Constant(ir.IntType(32), value) for value in (0, 2, 1))
+        call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, is_read, second_level, data])
 
 
 def _at(builder: Any, address: Any, nbytes: int) -> Any:

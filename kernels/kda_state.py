@@ -18,8 +18,8 @@ from serai.kernels.kda_inputs import (
     padded,
     token_floats,
 )
-from serai.kernels.lanes import LINE_BYTES, load_lanes, prefetch_l2, store_lanes, stream_store_at
-from serai.kernels.memory import f32_at, scalar_f32_at, store_at
+from serai.kernels.lanes import LINE_BYTES, load_lanes, store_lanes, stream_store_at
+from serai.kernels.memory import f32_at, prefetch_l2, scalar_f32_at, store_at
 from serai.kernels.simd import fma, splat_f32
 
 PANEL = 64

@@ -1,4 +1,4 @@
-"""Sixteen floats at a time over rows of any length; stores that bypass the cache, reads that come early.
+"""Sixteen floats at a time over rows of any length; stores that bypass the cache.
 
 The norm and KDA kernels walk a row in steps of sixteen with `n` floats left: whole vectors by plain loads, the last
 few by masked ones. (Always masking would be simpler, but machines without mask registers do it float by float.)
@@ -12,7 +12,7 @@ from numba import types
 from serai.kernels.compile import inline
 from serai.kernels.memory import f32_at, f32_at_n, store_at, store_at_n
 from serai.kernels.simd import fma, hsum, splat_f32
-from serai.kernels.vec import Vec, call_llvm, define, pointer_value
+from serai.kernels.vec import Vec, define, pointer_value
 
 LINE_BYTES = 64
 """A cache line, and a vector of sixteen floats."""
@@ -90,18 +90,3 @@ def stream_fence(typingctx: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), codegen
-
-
-@define
-def prefetch_l2(typingctx: Any, address: Any) -> Any:
-    """Ask for the cache line at a byte address, into the second-level cache (a hint; any address is allowed)."""
-    if not isinstance(address, types.Integer):
-        return None
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointer = pointer_value(builder, args[0], ir.IntType(8))
-        is_read, second_level, data = (ir.Constant(ir.IntType(32), value) for value in (0, 2, 1))
-        call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, is_read, second_level, data])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen

@@ -33,7 +33,8 @@ def _q8_rows(weights: Any, scales: Any, groups: int, x: Any, count: int, state: 
 
 
 @thin
-def _mxfp4_row(weights: Any, scales: Any, groups: int, x: Any) -> Any:
+def mxfp4_row(weights: Any, scales: Any, groups: int, x: Any) -> Any:
+    """:func:`serai.kernels.fast.packed_row` for MXFP4."""
     sizes = (mxfp4.BLOCK_BYTES, mxfp4.SCALE_BYTES)
     return packed_row(dot_chain, mxfp4.block_weights, mxfp4.half_scales, sizes, weights, scales, groups, x)
 
@@ -89,7 +90,7 @@ def _task(
 
 @inline
 def _mxfp4_task(task: int, w: Any, outputs: int, groups: int, chunk: int, x: Any, y: Any) -> None:
-    _task(task, _mxfp4_row, mxfp4_rows, (mxfp4.BLOCK_BYTES, mxfp4.SCALE_BYTES), w, outputs, groups, chunk, x, y)
+    _task(task, mxfp4_row, mxfp4_rows, (mxfp4.BLOCK_BYTES, mxfp4.SCALE_BYTES), w, outputs, groups, chunk, x, y)
 
 
 @inline
@@ -136,18 +137,18 @@ def _fast_q8(
     _product(_q8_task, q8.BLOCK_BYTES, codes, x_scales, second, w, outputs, out, at)
 
 
-_KERNELS: dict[Format, Any] = {Format.MXFP4: _fast_mxfp4, Format.Q8: _fast_q8}
-
-
 def matmul_fast(x: Quantized, w: Matrix, out: NDArray[np.float32], out_col: int, add: bool = False) -> None:
     """``out[:, out_col + n] (+)= sum_k x[:, k] * w[n, k]`` with quantised activations and MXFP4 or Q8 weights.
 
     ``out`` is float32 ``[R, Wo]``, C-contiguous. Raises ValueError for another weight format or when the columns do
     not fit, TypeError for another dtype or layout.
     """
-    if w.format not in _KERNELS:
-        raise ValueError(f"8-bit activations meet MXFP4 and Q8 weights only, not {w.format.value}.")
     if x.columns != w.cols:
         raise ValueError(f"activations of {x.columns} columns do not fit weights of {w.cols}.")
     check_columns("out", out, x.rows, out_col, out_col, w.rows)
-    _KERNELS[w.format](*x.arrays, w.data, w.scales, w.rows, out, (out_col, add))
+    if w.format is Format.Q8:
+        _fast_q8(x.codes, x.scales, x.starts, w.data, w.scales, w.rows, out, (out_col, add))
+    elif w.format is Format.MXFP4:
+        _fast_mxfp4(x.codes, x.scales, x.starts, w.data, w.scales, w.rows, out, (out_col, add))
+    else:
+        raise ValueError(f"8-bit activations meet MXFP4 and Q8 weights only, not {w.format.value}.")

@@ -237,16 +237,22 @@ def broadcast4_at(typingctx: Any, address: Any) -> Any:
     return i8x64(types.int64), codegen
 
 
-@define
-def prefetch(typingctx: Any, address: Any) -> Any:
-    """Ask for the cache line at a byte address (a hint; any address is allowed)."""
-    if not isinstance(address, types.Integer):
-        return None
+def _prefetch(level: int, doc: str) -> Any:
+    def typed(typingctx: Any, address: Any) -> Any:
+        if not isinstance(address, types.Integer):
+            return None
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointer = pointer_value(builder, args[0], ir.IntType(8))
-        hints = [ir.Constant(ir.IntType(32), value) for value in (0, 3, 1)]
-        call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, *hints])
-        return context.get_dummy_value()
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            pointer = pointer_value(builder, args[0], ir.IntType(8))
+            hints = [ir.Constant(ir.IntType(32), value) for value in (0, level, 1)]
+            call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, *hints])
+            return context.get_dummy_value()
 
-    return types.void(types.int64), codegen
+        return types.void(types.int64), codegen
+
+    typed.__doc__ = doc
+    return define(typed)
+
+
+prefetch = _prefetch(3, "Ask for the cache line at a byte address (a hint; any address is allowed).")
+prefetch_l2 = _prefetch(2, "As ``prefetch``, no nearer than into the second-level cache.")

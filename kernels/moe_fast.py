@@ -11,10 +11,10 @@ from serai.kernels.chains import stack_bytes
 from serai.kernels.compile import inline, kernel
 from serai.kernels.deal import existing, put
 from serai.kernels.fast import FAST_LIST_BYTES, FAST_ROWS, FAST_STATE_BYTES
-from serai.kernels.matmul_fast import mxfp4_rows
+from serai.kernels.matmul_fast import mxfp4_row, mxfp4_rows
 from serai.kernels.matrix import GROUP
 from serai.kernels.memory import addr, f32_at, scalar_i32_at
-from serai.kernels.mxfp4 import BLOCK_BYTES
+from serai.kernels.mxfp4 import BLOCK_BYTES, SCALE_BYTES
 from serai.kernels.quantize import quantize_block
 from serai.kernels.threads import parallel_for
 from serai.kernels.visits import cut, list_rows, range_of, record_of
@@ -32,8 +32,12 @@ def _inner_task(task: int, call: Any, offsets: Any, dims: Any, part: Any, x: Any
         n = min(FAST_ROWS, end - first)
         list_rows(call, first, n, rows)
         for unit in range(first_unit, min(first_unit + part[1], mid_groups)):
+            if n == 1:
+                a, b = _one_row_of_inner(record, offsets, groups, unit, x, scalar_i32_at(rows), betas)
+                quantize_block(a, b, mid, unit * mid[4] + first)
+                continue
             for half in range(2):
-                at, scale_at = (2 * unit + half) * groups * BLOCK_BYTES, (2 * unit + half) * groups * 16
+                at, scale_at = (2 * unit + half) * groups * BLOCK_BYTES, (2 * unit + half) * groups * SCALE_BYTES
                 pair = (record + offsets[0] + at, record + offsets[1] + at)
                 scales = (record + offsets[3] + scale_at, record + offsets[4] + scale_at)
                 source = (x[0], x[1], x[2], x[3], rows)
@@ -45,27 +49,54 @@ def _inner_task(task: int, call: Any, offsets: Any, dims: Any, part: Any, x: Any
 
 
 @inline
+def _one_row_of_inner(record: int, offsets: Any, groups: int, unit: int, x: Any, row: int, betas: Any) -> Any:
+    """A unit's 32 activations of one row: two blocks of gate and two of up at once, as memory likes it."""
+    low, high = 2 * unit * groups * BLOCK_BYTES, (2 * unit + 1) * groups * BLOCK_BYTES
+    low_scale, high_scale = 2 * unit * groups * SCALE_BYTES, (2 * unit + 1) * groups * SCALE_BYTES
+    gate, up, gate_scale, up_scale = record + offsets[0], record + offsets[1], record + offsets[3], record + offsets[4]
+    weights = (gate + low, up + low, gate + high, up + high)
+    scales = (gate_scale + low_scale, up_scale + low_scale, gate_scale + high_scale, up_scale + high_scale)
+    source = (x[0] + 32 * row, x[1] + 4 * row, x[2] + 4 * row, x[3], 0)
+    g0, u0, g1, u1 = mxfp4_row(weights, scales, groups, source)
+    return activate16(g0, u0, betas[0], betas[1]), activate16(g1, u1, betas[0], betas[1])
+
+
+@inline
 def _outer_task(task: int, call: Any, offsets: Any, dims: Any, part: Any, mid: Any, y: Any) -> None:
-    """The second product: a unit is two distant blocks of sixteen latent columns of one expert."""
+    """The second product: a unit is four distant blocks of sixteen latent columns of one expert."""
     latent, groups = dims[0], dims[1] // GROUP
     blocks = (latent + 15) // 16
-    apart = (blocks + 1) // 2
+    apart = (blocks + 3) // 4
+    block_bytes, scale_bytes = groups * BLOCK_BYTES, groups * SCALE_BYTES
     e, first_unit = task // part[0], task % part[0] * part[1]
     w2, s2 = record_of(call, e) + offsets[2], record_of(call, e) + offsets[5]
     begin, end = range_of(call, e)
     state = stack_bytes(FAST_STATE_BYTES)
     for first in range(begin, end, FAST_ROWS):
-        n = min(FAST_ROWS, end - first)
+        n, pairs = min(FAST_ROWS, end - first), call[2] + 4 * first
         x = (mid[0] + 32 * first, mid[1] + 4 * first, mid[2] + 4 * first, mid[4], 0)
         for b0 in range(first_unit, min(first_unit + part[1], apart)):
-            b1 = b0 + apart
-            r1 = existing(b1, blocks)
-            pair = (w2 + b0 * groups * BLOCK_BYTES, w2 + r1 * groups * BLOCK_BYTES)
-            mxfp4_rows(pair, (s2 + b0 * groups * 16, s2 + r1 * groups * 16), groups, x, n, state)
-            for i in range(n):
-                out = y[0] + scalar_i32_at(call[2] + 4 * (first + i)) * y[1]
-                put(out + 64 * b0, f32_at(state + 128 * i), latent - 16 * b0, False)
-                put(out + 64 * b1, f32_at(state + 128 * i + 64), latent - 16 * b1, False)
+            b1, b2, b3 = b0 + apart, b0 + 2 * apart, b0 + 3 * apart
+            r1, r2, r3 = existing(b1, blocks), existing(b2, blocks), existing(b3, blocks)
+            if n == 1:
+                weights = (w2 + b0 * block_bytes, w2 + r1 * block_bytes, w2 + r2 * block_bytes, w2 + r3 * block_bytes)
+                scales = (s2 + b0 * scale_bytes, s2 + r1 * scale_bytes, s2 + r2 * scale_bytes, s2 + r3 * scale_bytes)
+                v0, v1, v2, v3 = mxfp4_row(weights, scales, groups, x)
+                out = y[0] + scalar_i32_at(pairs) * y[1]
+                put(out + 64 * b0, v0, latent - 16 * b0, False)
+                put(out + 64 * b1, v1, latent - 16 * b1, False)
+                put(out + 64 * b2, v2, latent - 16 * b2, False)
+                put(out + 64 * b3, v3, latent - 16 * b3, False)
+                continue
+            for half in range(2):
+                low, high = (b0, b1) if half == 0 else (b2, b3)
+                r_low, r_high = existing(low, blocks), existing(high, blocks)
+                pair = (w2 + r_low * block_bytes, w2 + r_high * block_bytes)
+                mxfp4_rows(pair, (s2 + r_low * scale_bytes, s2 + r_high * scale_bytes), groups, x, n, state)
+                for i in range(n):
+                    out = y[0] + scalar_i32_at(pairs + 4 * i) * y[1]
+                    put(out + 64 * low, f32_at(state + 128 * i), latent - 16 * low, False)
+                    put(out + 64 * high, f32_at(state + 128 * i + 64), latent - 16 * high, False)
 
 
 @kernel(
@@ -93,6 +124,6 @@ def experts_fast(
     dims = (latent, inner)
     part, tasks, spread = cut(visited, inner // GROUP, 4 * (latent // GROUP) * BLOCK_BYTES, pairs.size)
     parallel_for(tasks, spread, _inner_task, (call, offsets, dims, part, x_at, betas, mid_at))
-    units = ((latent + 15) // 16 + 1) // 2
-    part, tasks, spread = cut(visited, units, 2 * (inner // GROUP) * BLOCK_BYTES, pairs.size)
+    units = ((latent + 15) // 16 + 3) // 4
+    part, tasks, spread = cut(visited, units, 4 * (inner // GROUP) * BLOCK_BYTES, pairs.size)
     parallel_for(tasks, spread, _outer_task, (call, offsets, dims, part, mid_at, (addr(y, 0), 4 * y.shape[1])))

@@ -21,7 +21,9 @@ from serai.kernels.threads import parallel_for
 
 # Below this largest magnitude a block counts as zero: 127 / max would overflow.
 _SMALLEST = 1e-30
-_WORTH_SPREADING = 1 << 16
+# Blocks, of about 40 ns each.
+_WORTH_SPREADING = 1 << 7
+_TILE_ROWS, _TILE_GROUPS = 16, 16
 _NAN = float("nan")
 
 
@@ -104,10 +106,14 @@ def quantize_block(low: Any, high: Any, out: Any, block: int) -> None:
 
 
 @inline
-def _quantize_row(row: int, x: int, x_pitch: int, groups: int, rows: int, out: Any) -> None:
-    for group in range(groups):
-        at = x + row * x_pitch + 128 * group
-        quantize_block(f32_at(at), f32_at(at + 64), out, group * rows + row)
+def _quantize_tile(task: int, x: int, x_pitch: int, groups: int, rows: int, out: Any) -> None:
+    """A block of columns of all the tile's rows before the next: side by side as they are written."""
+    across = (groups + _TILE_GROUPS - 1) // _TILE_GROUPS
+    row, group = task // across * _TILE_ROWS, task % across * _TILE_GROUPS
+    for g in range(group, min(group + _TILE_GROUPS, groups)):
+        for r in range(row, min(row + _TILE_ROWS, rows)):
+            at = x + r * x_pitch + 128 * g
+            quantize_block(f32_at(at), f32_at(at + 64), out, g * rows + r)
 
 
 @kernel("void(f32[:, ::1], i64, i8[:, :, ::1], f32[:, ::1], i32[:, :, ::1])", before=threads.start)
@@ -121,7 +127,8 @@ def _quantize(
     groups, rows = scales.shape
     out = (addr(codes, 0), addr(scales, 0), addr(starts, 0), addr(starts, groups * rows))
     args = (addr(x, x_col), 4 * x.shape[1], groups, rows, out)
-    parallel_for(rows, rows * groups * GROUP > _WORTH_SPREADING, _quantize_row, args)
+    tasks = ((rows + _TILE_ROWS - 1) // _TILE_ROWS) * ((groups + _TILE_GROUPS - 1) // _TILE_GROUPS)
+    parallel_for(tasks, rows * groups > _WORTH_SPREADING, _quantize_tile, args)
 
 
 def quantize_rows(x: NDArray[np.float32], x_col: int, out: Quantized) -> None:

@@ -2,7 +2,8 @@
 
 numba's own layers do not fit: ``workqueue`` takes 25 to 35 us a launch and aborts the process when two Python threads
 launch at once; ``omp`` takes 2 us alone, but its spinning barrier takes milliseconds as soon as another process wants a
-core. Here workers spin for a short while, then sleep; tasks are taken one at a time from a shared counter, so a worker
+core. Here workers spin for a short while, then sleep. A thread has a run of neighbouring tasks, so that what it reads
+and fetches ahead goes on from task to task; when its own is done it takes from the far end of the others'. So a worker
 that the system has taken off its core costs only the task it holds. A launch takes 1 to 2 us when workers are awake.
 
 Inside a kernel::
@@ -58,17 +59,20 @@ from serai.kernels.vec import define
 log = logging.getLogger(__name__)
 
 # The pool's shared block: byte offsets of its words, those that several threads write on lines of their own.
-_TICKET = 0  # generation << 48 | tasks << 24 | next task; taking a task is one atomic add
-_DONE = 64  # tasks finished in this generation
+_LAUNCHES = 0  # how many there have been
+_DONE = 64  # tasks finished in this launch
 _SLEEPERS = 128
 _WAITING = 192  # the launcher sleeps until _DONE is complete
 _BUSY = 256
-_FUNCTION, _CONTEXT, _WORKERS, _STOP = 320, 328, 336, 344
+_FUNCTION, _CONTEXT, _TASKS, _WORKERS, _STOP = 320, 328, 336, 344, 352
 _MUTEX, _WORK, _FINISHED = 384, 448, 512  # pthread objects, at most 64 bytes each
-_BLOCK_BYTES = 576
+_RUNS = 576  # one a thread: end << 32 | next task; taking a task is one atomic add
+_MOST_RUNS = 64  # more threads than that share them
+_BLOCK_BYTES = _RUNS + 64 * _MOST_RUNS
 
-_FIELD = 0xFFFFFF
-_GENERATION = 0xFFFF
+_NEXT = 0xFFFFFFFF
+_ONE_OFF_THE_END = -(1 << 32)
+_MOST_TASKS = 1 << 31
 # About 0.1 ms of pauses: longer than the gap between two launches of a step, shorter than a scheduler's slice.
 _SPINS = 2500
 _SYMBOL = "serai_pool"
@@ -80,47 +84,77 @@ _HAS_POSIX_THREADS = os.name in ("posix",)
 
 
 @inline
-def _take_tasks(pool: int) -> Any:
-    """Run tasks until none is left; gives the generation that was seen empty."""
-    while True:
-        # One word says which launch this is, how many tasks it has and which is next, so a late thread cannot mix two.
-        ticket = atomic_add(pool + _TICKET, 1)
-        task = ticket & _FIELD
-        tasks = (ticket >> 24) & _FIELD
-        if task >= tasks:
-            return (ticket >> 48) & _GENERATION
-        call_task(atomic_load(pool + _FUNCTION), atomic_load(pool + _CONTEXT), task)
-        if atomic_add(pool + _DONE, 1) + 1 == tasks and atomic_load(pool + _WAITING) != 0:
-            mutex_lock(pool + _MUTEX)
-            condition_signal(pool + _FINISHED)
-            mutex_unlock(pool + _MUTEX)
+def _run_count(pool: int) -> Any:
+    return min(atomic_load(pool + _WORKERS) + 1, _MOST_RUNS)
 
 
-@kernel("void(i64)")
-def _work(pool: int) -> None:
-    """A worker's life: wait for a launch, take its tasks, until told to stop."""
+@inline
+def _take(run: int, is_own: bool) -> Any:
+    """A task of a run, the next of one's own or the last of another's; -1 if there is none."""
+    word = atomic_load(run)
+    if (word & _NEXT) >= (word >> 32):
+        return -1
+    # Who comes too late for the last one moves an empty run's ends further past each other, at most once each.
+    if is_own:
+        word = atomic_add(run, 1)
+        task = word & _NEXT
+        return task if task < (word >> 32) else -1
+    word = atomic_add(run, _ONE_OFF_THE_END)
+    task = (word >> 32) - 1
+    return task if task >= (word & _NEXT) else -1
+
+
+@inline
+def _take_tasks(pool: int, number: int) -> None:
+    """Run tasks until none is left, those of the ``number``-th thread's run first.
+
+    A late thread may take a task of the next launch: function, context and counts are there before the runs are.
+    """
+    runs = _run_count(pool)
+    for turn in range(runs):
+        run = pool + _RUNS + 64 * ((number + turn) % runs)
+        task = _take(run, turn == 0)
+        while task >= 0:
+            call_task(atomic_load(pool + _FUNCTION), atomic_load(pool + _CONTEXT), task)
+            # Before the task is counted: after the last one the launcher may go on.
+            tasks = atomic_load(pool + _TASKS)
+            if atomic_add(pool + _DONE, 1) + 1 == tasks and atomic_load(pool + _WAITING) != 0:
+                mutex_lock(pool + _MUTEX)
+                condition_signal(pool + _FINISHED)
+                mutex_unlock(pool + _MUTEX)
+            task = _take(run, turn == 0)
+
+
+@kernel("void(i64, i64)")
+def _work(pool: int, number: int) -> None:
+    """The life of the ``number``-th thread: wait for a launch, take its tasks, until told to stop."""
     default_float_mode()
-    seen = (atomic_load(pool + _TICKET) >> 48) & _GENERATION
+    seen = atomic_load(pool + _LAUNCHES)
     while atomic_load(pool + _STOP) == 0:
         spins = 0
-        while ((atomic_load(pool + _TICKET) >> 48) & _GENERATION) == seen and spins < _SPINS:
+        while atomic_load(pool + _LAUNCHES) == seen and spins < _SPINS:
             pause()
             spins += 1
         if spins == _SPINS:
             mutex_lock(pool + _MUTEX)
             atomic_add(pool + _SLEEPERS, 1)
-            while ((atomic_load(pool + _TICKET) >> 48) & _GENERATION) == seen:
+            while atomic_load(pool + _LAUNCHES) == seen:
                 condition_wait(pool + _WORK, pool + _MUTEX)
             atomic_add(pool + _SLEEPERS, -1)
             mutex_unlock(pool + _MUTEX)
-        seen = _take_tasks(pool)
+        # Before looking for tasks: one of a later launch is then looked for again.
+        seen = atomic_load(pool + _LAUNCHES)
+        _take_tasks(pool, number)
 
 
 @inline
 def _publish(pool: int, tasks: int) -> None:
-    """Open the next generation with ``tasks`` tasks and wake who sleeps."""
-    generation = ((atomic_load(pool + _TICKET) >> 48) + 1) & _GENERATION
-    atomic_store(pool + _TICKET, (generation << 48) | (tasks << 24))
+    """Deal ``tasks`` tasks out as runs, say that there is a launch, and wake who sleeps."""
+    runs = _run_count(pool)
+    for run in range(runs):
+        begin, end = run * tasks // runs, (run + 1) * tasks // runs
+        atomic_store(pool + _RUNS + 64 * run, (end << 32) | begin)
+    atomic_add(pool + _LAUNCHES, 1)
     if atomic_load(pool + _SLEEPERS) != 0:
         mutex_lock(pool + _MUTEX)
         condition_broadcast(pool + _WORK)
@@ -133,7 +167,7 @@ def _run(pool: int, function: int, context: int, tasks: int, spread: bool) -> No
     if (
         not spread
         or tasks < 2
-        or tasks > _FIELD
+        or tasks > _MOST_TASKS
         or atomic_load(pool + _WORKERS) == 0
         or atomic_exchange(pool + _BUSY, 1) != 0
     ):
@@ -142,9 +176,10 @@ def _run(pool: int, function: int, context: int, tasks: int, spread: bool) -> No
         return
     atomic_store(pool + _FUNCTION, function)
     atomic_store(pool + _CONTEXT, context)
+    atomic_store(pool + _TASKS, tasks)
     atomic_store(pool + _DONE, 0)
     _publish(pool, tasks)
-    _take_tasks(pool)
+    _take_tasks(pool, 0)
     spins = 0
     while atomic_load(pool + _DONE) != tasks and spins < _SPINS:
         pause()
@@ -260,9 +295,9 @@ def give_way() -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), usual + _RANKS_BEHIND)
 
 
-def _live(pool: int) -> None:
+def _live(pool: int, number: int) -> None:
     give_way()
-    _work(pool)
+    _work(pool, number)
 
 
 class _Pool:
@@ -316,7 +351,7 @@ class _Pool:
             self._words[_STOP // 8] = 0
             for number in range(1, self._wanted):
                 worker = threading.Thread(
-                    target=_live, args=(self.address,), name=f"serai-kernel-{number}", daemon=True
+                    target=_live, args=(self.address, number), name=f"serai-kernel-{number}", daemon=True
                 )
                 worker.start()
                 self._workers.append(worker)
