@@ -115,7 +115,10 @@ class ResidentExperts:
         """`records` is uint8 `[layers, experts, record_bytes]`, C-contiguous, each record in `layout`."""
         self.layout = layout
         self._records = records
-        self._first = {layer: records.ctypes.data + place * records.strides[0] for place, layer in enumerate(layers)}
+        layer_bytes, record_bytes = records.strides[:2]
+        addresses = np.arange(records.shape[1], dtype=np.int64) * record_bytes + records.ctypes.data
+        self._addresses = {layer: addresses + place * layer_bytes for place, layer in enumerate(layers)}
+        self._places = np.arange(records.shape[1], dtype=np.int64)
 
     @classmethod
     def load(
@@ -157,8 +160,7 @@ class ResidentExperts:
     def visit(
         self, layer: int, ids: NDArray[np.int32], picks: int, *, expected: Visit | None = None
     ) -> "ResidentVisit":
-        addresses = self._first[layer] + ids.astype(np.int64) * self.layout.record_bytes
-        return ResidentVisit(Batch(np.arange(len(ids)), addresses) if len(ids) else None)
+        return ResidentVisit(Batch(self._places[: len(ids)], self._addresses[layer][ids]) if len(ids) else None)
 
     def expect(self, layer: int) -> "ResidentVisit":
         """Nothing to read."""

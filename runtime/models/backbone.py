@@ -21,11 +21,12 @@ class Backbone:
     def __init__(self, config: ModelConfig, weights: ModelWeights) -> None:
         self.config = config
         self.weights = weights
-        self._is_kda = [isinstance(layer.attention, KdaWeights) for layer in weights.layers]
+        is_kda = [isinstance(layer.attention, KdaWeights) for layer in weights.layers]
+        self._of_kind = [is_kda[:index].count(kind) for index, kind in enumerate(is_kda)]
 
     def of_kind(self, index: int) -> int:
         """How many layers before this one have its kind of attention."""
-        return self._is_kda[:index].count(self._is_kda[index])
+        return self._of_kind[index]
 
     def attention(self, context: Context, index: int, batch: Batch, blocks: Floats, normed: Floats) -> Floats:
         """Layer `index` up to its feed-forward part, whose input is left in `normed`; gives the running sum."""

@@ -1,5 +1,7 @@
 """The working memory of one step, made once for the largest step and reused by every layer."""
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +13,11 @@ from serai.kernels.threads import threads
 from serai.runtime.models.config import ExpertFormat, ModelConfig
 from serai.runtime.models.scratch_shape import ScratchShape
 from serai.runtime.models.trunk import Trunk
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_MOST_VIEWS = 256
 
 
 def kernel_scratch_bytes(config: ModelConfig, rows: int, *, fast: bool) -> int:
@@ -56,6 +63,9 @@ class Scratch:
         self.quantised: tuple[Quantized, Quantized] | None = None
         if moe is not None and config.expert_format is ExpertFormat.MXFP4 and fast:
             self.quantised = Quantized.empty(max_rows, moe.latent), Quantized.empty(pairs, moe.inner)
+        # A step asks for the same few views as the one before, hundreds of times.
+        self._views: dict[tuple[str, int, int], NDArray[np.float32]] = {}
+        self._parts: dict[tuple[int, int], Quantized] = {}
         self._activations: Quantized | None = None
         if trunk is not Trunk.AS_STORED and fast:
             self._activations = Quantized.empty(max_rows, shape.inputs)
@@ -69,7 +79,11 @@ class Scratch:
 
     def view(self, name: str, rows: int, width: int) -> NDArray[np.float32]:
         """Buffer `name` as float32 `[rows, width]`; what it holds is unknown."""
-        return self._floats[name][: rows * width].reshape(rows, width)
+        view = self._views.get((name, rows, width))
+        if view is None:
+            view = self._floats[name][: rows * width].reshape(rows, width)
+            _keep(self._views, (name, rows, width), view)
+        return view
 
     def spare(self, name: str, rows: int, width: int, number: int = 1) -> NDArray[np.float32]:
         """As `view`, but behind what that gives, or `number` times as far: for steps that leave so much room unused."""
@@ -78,9 +92,13 @@ class Scratch:
 
     def activations(self, rows: int, columns: int) -> Quantized:
         """Room for that many rows as 8-bit numbers, for a product with 8-bit weights; what it holds is unknown."""
-        if self._activations is None:
-            raise AssertionError("8-bit activations are for a quantised trunk in fast precision")
-        return self._activations.part(rows, columns)
+        part = self._parts.get((rows, columns))
+        if part is None:
+            if self._activations is None:
+                raise AssertionError("8-bit activations are for a quantised trunk in fast precision")
+            part = self._activations.part(rows, columns)
+            _keep(self._parts, (rows, columns), part)
+        return part
 
     def blocks(self, rows: int) -> NDArray[np.float32]:
         """The residual blocks, float32 `[blocks, rows, hidden]`; the running sum lies behind the committed ones."""
@@ -95,3 +113,10 @@ class Scratch:
         """As `picks`, behind what that gives."""
         count = rows * self._shape.picks
         return self._picks[count : 2 * count].reshape(rows, self._shape.picks)
+
+
+def _keep(held: dict[K, V], key: K, value: V) -> None:
+    """Remember a view; all others are forgotten when there are many, of steps of many sizes."""
+    if len(held) >= _MOST_VIEWS:
+        held.clear()
+    held[key] = value
