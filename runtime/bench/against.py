@@ -9,9 +9,9 @@ after the other; a claim is the median over rounds of serai's speed over llama.c
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
@@ -20,10 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.kernels.compile import warm
-from serai.kernels.threads import threads
+from serai.kernels.threads import parallel_region, threads
+from serai.runtime.bench.kernels import Peaks, Scale, measure_peaks
 from serai.runtime.bench.llama import PINNED, Llama, crashes_with_amx, system_info
 from serai.runtime.bench.mid import MidModel
 from serai.runtime.bench.report import BenchFailed, Claim, Report
+from serai.runtime.bench.step_bound import StepCost, step_cost
 from serai.runtime.bench.tiny import TINY_K3, write_tiny_model
 from serai.runtime.checks.stepping import Stepper
 from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
@@ -45,6 +47,9 @@ Q8_0 wants it. In 8 bits no two runs of so many random layers have much in commo
 experts. So the function is compared in float32, and what 8 bits do to serai's own logits is said beside."""
 
 LLAMA_CLAIMS = (("decode_vs_llama", 1.4), ("prefill_vs_llama", 4.0), ("sessions8_vs_llama", 3.0))
+
+STREAMS = Scale(stream_bytes=1 << 28, weight_bytes=0, kda_layers=0, context=0, flat_positions=0)
+"""Buffers of the stream read between two rounds: larger than what processors cache."""
 
 Tokens = NDArray[np.int32]
 
@@ -83,6 +88,22 @@ class Speeds:
     sessions8: float
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What serai's steps cost at least, by the names of `Speeds`, and what the machine gave between the rounds."""
+
+    costs: Mapping[str, StepCost]
+    peaks: Peaks
+
+    def sentence(self, name: str, tokens: int, ours: float, theirs: float) -> str:
+        """How near both sides' tokens a second come to the bound, and what ratio it leaves room for."""
+        cost = self.costs[name]
+        most = tokens / cost.least_s(self.peaks)
+        reached = f"serai reaches {ours / most:.2f} of it, llama.cpp {theirs / most:.2f}"
+        room = f"so the ratio could be {most / theirs:.2f} at most"
+        return f"the bound of a step is {cost.limit(self.peaks)}: {reached}, {room}"
+
+
 def bench_against_llama(made: MidModel, gguf: Path, *, quick: bool, tell: Callable[[str], None]) -> Report:
     """Measure both on a written model and its GGUF file."""
     warm()
@@ -101,11 +122,18 @@ def bench_against_llama(made: MidModel, gguf: Path, *, quick: bool, tell: Callab
         serai = Serai(loaded)
         for side in (serai, llama):
             side.feed(prompts(loaded.model.config.vocab_size))
-        rounds = []
+        rounds, peaks = [], []
         for number in range(QUICK_ROUNDS if quick else ROUNDS):
             tell(f"round {number + 1}")
             rounds.append(one_round(serai, llama, loaded.model.config.vocab_size, number))
-    return report(rounds, made, gguf, same)
+            with parallel_region():
+                peaks.append(measure_peaks(STREAMS))
+        costs = {
+            "decode": step_cost(loaded, 1, 1),
+            "prefill": step_cost(loaded, PREFILL_TOKENS, 1),
+            "sessions8": step_cost(loaded, SESSIONS, SESSIONS),
+        }
+    return report(rounds, made, gguf, same, Bounds(costs, median_peaks(peaks)))
 
 
 def check_same_function() -> str:
@@ -195,7 +223,12 @@ def _seconds(side: Side, steps: Sequence[Sequence[tuple[int, Tokens]]]) -> float
     return statistics.median(seconds)
 
 
-def report(rounds: Sequence[tuple[Speeds, Speeds]], made: MidModel, gguf: Path, same: str) -> Report:
+def median_peaks(peaks: Sequence[Peaks]) -> Peaks:
+    """The median of each."""
+    return Peaks(*(statistics.median(getattr(one, field.name) for one in peaks) for field in fields(Peaks)))
+
+
+def report(rounds: Sequence[tuple[Speeds, Speeds]], made: MidModel, gguf: Path, same: str, bounds: Bounds) -> Report:
     load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
     size = f"{made.shape.layers} layers in K3's layout, {gguf.stat().st_size / 1e9:.1f} GB as GGUF"
     if crashes_with_amx():
@@ -207,18 +240,17 @@ def report(rounds: Sequence[tuple[Speeds, Speeds]], made: MidModel, gguf: Path, 
     where = f"{size}; {held}; {threads()} threads, {load}"
     built = f"llama.cpp's build: {system_info()}"
     kinds = {
-        "decode_vs_llama": ("decode", f"one session after {PREFILL_TOKENS} tokens"),
-        "prefill_vs_llama": ("prefill", f"{PREFILL_TOKENS} tokens"),
-        "sessions8_vs_llama": ("sessions8", f"{SESSIONS} sessions together"),
+        "decode_vs_llama": ("decode", 1, f"one session after {PREFILL_TOKENS} tokens"),
+        "prefill_vs_llama": ("prefill", PREFILL_TOKENS, f"{PREFILL_TOKENS} tokens"),
+        "sessions8_vs_llama": ("sessions8", SESSIONS, f"{SESSIONS} sessions together"),
     }
     claims = []
     for name, least in LLAMA_CLAIMS:
-        field, what = kinds[name]
+        field, tokens, what = kinds[name]
         ratio = statistics.median(getattr(ours, field) / getattr(theirs, field) for ours, theirs in rounds)
         ours, theirs = (statistics.median(getattr(pair[side], field) for pair in rounds) for side in (0, 1))
-        detail = (
-            f"{what}: {ours:.1f} tok/s against {theirs:.1f}, median of {len(rounds)} rounds; {where}; {same}; {built}"
-        )
+        speeds = f"{what}: {ours:.1f} tok/s against {theirs:.1f}, median of {len(rounds)} rounds"
+        detail = f"{speeds}; {bounds.sentence(field, tokens, ours, theirs)}; {where}; {same}; {built}"
         claims.append(Claim.at_least(name, ratio, "ratio", least, detail))
     rows: list[dict[str, object]] = [
         {"round": number + 1, "side": side, "prefill": one.prefill, "decode": one.decode, "8 sessions": one.sessions8}

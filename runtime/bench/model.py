@@ -83,13 +83,20 @@ def bench_model(folder: Path, *, quick: bool, tell: Callable[[str], None], only_
     return Report("model", tuple(_claims(cells, made)), tuple(cell.row() for cell in cells))
 
 
-def bench_against(folder: Path, peer: str, *, quick: bool, tell: Callable[[str], None]) -> Report:
+def bench_against(
+    folder: Path, peer: str, *, quick: bool, tell: Callable[[str], None], only_contexts: Sequence[int] = ()
+) -> Report:
     """The same model in serai and in `peer`, which can only be "llama"; `folder` keeps the model in both forms.
 
-    Raises `BadParameter` for another peer. Where llama.cpp isn't installed the claims say so and are not measured.
+    Raises `BadParameter` for another peer, and for contexts: there is one. Where llama.cpp isn't installed the claims
+    say so and are not measured.
     """
     if peer != "llama":
         raise BadParameter(f"--against is 'llama', not {peer!r}")
+    if only_contexts:
+        raise BadParameter(
+            "--context is for the grid, and --against decodes after its own prompts; give one of the two"
+        )
     if (why := why_not()) is not None:
         return Report("model", tuple(_unmeasured(why)))
     from serai.runtime.bench.gguf_model import cached_gguf  # needs the extra

@@ -166,7 +166,7 @@ def model(
         if against is None:
             _show(out, bench_model(where, quick=quick, tell=out.note, only_contexts=context or ()))
         else:
-            _show(out, bench_against(where, against, quick=quick, tell=out.note))
+            _show(out, bench_against(where, against, quick=quick, tell=out.note, only_contexts=context or ()))
 
 
 @app.command()

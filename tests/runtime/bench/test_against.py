@@ -15,6 +15,7 @@ from serai.kernels.matrix import pack_mxfp4, unpack
 from serai.runtime.bench import against, gguf_model, llama, model
 from serai.runtime.bench.against import (
     SMALL,
+    Bounds,
     Serai,
     Speeds,
     bench_against_llama,
@@ -26,13 +27,16 @@ from serai.runtime.bench.against import (
     report,
 )
 from serai.runtime.bench.gguf_model import mxfp4_blocks, write_gguf
+from serai.runtime.bench.kernels import Peaks
 from serai.runtime.bench.llama import Llama, why_not
 from serai.runtime.bench.mid import MidModel
 from serai.runtime.bench.report import BenchFailed
+from serai.runtime.bench.step_bound import StepCost, step_cost
 from serai.runtime.bench.tiny import TINY_LINEAR, write_tiny_model
 from serai.runtime.errors import BadParameter
 from serai.runtime.models.open_model import Precision, find_model, load_model
 from serai.runtime.models.trunk import Trunk
+from serai.runtime.state import Part, part_bytes
 
 Tokens = NDArray[np.int32]
 
@@ -216,7 +220,11 @@ def test_a_claim_is_the_median_over_rounds_and_may_miss(
     (tmp_path / "m.gguf").write_bytes(b"x")
     made = MidModel(tmp_path, SMALL, 1)
     rounds = [(Speeds(40, 14, 31), Speeds(10, 10, 10)), (Speeds(30, 20, 90), Speeds(10, 10, 10))] * 2
-    claims = {claim.name: claim for claim in report([*rounds, rounds[0]], made, tmp_path / "m.gguf", "alike").claims}
+    # A decoded token takes a twentieth of a second at least, and 512 tokens 8: at most 20 and 64 tokens a second.
+    costs = {"decode": StepCost(1e9, 0, 0), "prefill": StepCost(1, 4e9, 2e9), "sessions8": StepCost(1e9, 1, 1)}
+    bounds = Bounds(costs, Peaks(read=2e10, copy=1, int8=1e9, bfloat16=1, float32=5e8))
+    result = report([*rounds, rounds[0]], made, tmp_path / "m.gguf", "alike", bounds)
+    claims = {claim.name: claim for claim in result.claims}
     assert {name: (claim.value, claim.holds) for name, claim in claims.items()} == {
         "decode_vs_llama": (1.4, True),
         "prefill_vs_llama": (4.0, True),
@@ -225,7 +233,11 @@ def test_a_claim_is_the_median_over_rounds_and_may_miss(
     for claim in claims.values():
         assert ("llama.cpp with AMX and repacked layouts both off (release 0.3.36 crashes" in claim.detail) is crashes
         assert claim.detail.endswith("alike; llama.cpp's build: CPU : AVX2 = 1")
-    slow = report([(Speeds(1, 1, 1), Speeds(1, 1, 1))], made, tmp_path / "m.gguf", "alike")
+    moved = "1.00 GB at a stream read's 20.0 GB/s: serai reaches 0.70 of it, llama.cpp 0.50, so the ratio could be 2.00"
+    assert f"the bound of a step is {moved} at most" in claims["decode_vs_llama"].detail
+    multiplied = "0.00 TOP in 8 bits and 0.00 in float32 at 1 and 0 GOP/s in registers"
+    assert f"{multiplied}: serai reaches 0.62 of it, llama.cpp 0.16" in claims["prefill_vs_llama"].detail
+    slow = report([(Speeds(1, 1, 1), Speeds(1, 1, 1))], made, tmp_path / "m.gguf", "alike", bounds)
     assert [claim.holds for claim in slow.claims] == [False] * 3
 
 
@@ -235,6 +247,33 @@ def test_without_llama_cpp_nothing_is_claimed(tmp_path: Path, monkeypatch: pytes
     assert [(claim.holds, claim.detail) for claim in claims] == [(None, "llama_cpp is not installed")] * 3
     with pytest.raises(BadParameter, match="--against is 'llama', not 'vllm'"):
         model.bench_against(tmp_path, "vllm", quick=True, tell=lambda _: None)
+
+
+def test_contexts_are_refused_beside_a_peer(tmp_path: Path) -> None:
+    with pytest.raises(BadParameter, match="--context is for the grid, and --against decodes after its own prompts"):
+        model.bench_against(tmp_path, "llama", quick=True, tell=lambda _: None, only_contexts=[0])
+
+
+def test_a_steps_cost_counts_what_it_reads_and_multiplies(tmp_path: Path) -> None:
+    """By hand, of a model of one dense and one MoE layer: what the configuration says, not what the weights hold."""
+    shape = replace(SMALL, layers=2, attention_layers=(2,))
+    write_tiny_model(tmp_path / "m", shape)
+    loaded = load_model(find_model(tmp_path / "m"), Precision.FAST, max_rows=8, trunk=Trunk.Q8)
+    one, eight = step_cost(loaded, 1, 1), step_cost(loaded, 8, 8)
+    experts = loaded.model.experts
+    assert experts is not None
+    head = loaded.model.weights.head
+    trunk = loaded.model.weights.bytes - loaded.model.weights.embedding.nbytes
+    state = 2 * part_bytes(loaded.layout, Part.FIXED)
+    picked = shape.experts_per_token * experts.layout.record_bytes
+    vectors = trunk + state + picked - one.nbytes
+    assert 0 < vectors < 0.1 * trunk, "all but norms, biases and filters of the trunk"
+    visited = shape.experts * (1 - (1 - shape.experts_per_token / shape.experts) ** 8)
+    assert eight.nbytes - one.nbytes == pytest.approx(7 * state + (visited / shape.experts_per_token - 1) * picked)
+    assert eight.int8_operations == pytest.approx(8 * one.int8_operations)
+    assert one.int8_operations > 2 * head.rows * head.cols
+    assert eight.float32_operations == pytest.approx(8 * one.float32_operations)
+    assert one.float32_operations > 2 * shape.experts * shape.hidden, "the router is one of them"
 
 
 def test_the_models_second_form_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
