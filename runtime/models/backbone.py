@@ -44,20 +44,21 @@ class Backbone:
         self._norm(blocks, committed, layer.ffn_mixing, layer.post_norm, normed)
         return running
 
-    def skip_attention(self, index: int, blocks: Floats, normed: Floats) -> None:
-        """The input of layer `index`'s feed-forward part if its attention added nothing, into `normed`."""
+    def skip_to(self, index: int, after: int, blocks: Floats, normed: Floats) -> None:
+        """The input of layer `index`'s feed-forward part if nothing were added after layer `after` (-1: after the
+        embedding), into `normed`."""
         layer = self.weights.layers[index]
-        self._norm(blocks, self._committed(index - 1), layer.ffn_mixing, layer.post_norm, normed)
+        self._norm(blocks, self._committed(after), layer.ffn_mixing, layer.post_norm, normed)
 
     def running(self, index: int, blocks: Floats) -> Floats:
         """The running sum `[rows, hidden]` that layer `index` adds to."""
         running: Floats = blocks[self._committed(index)]
         return running
 
-    def following(self, index: int) -> MoeWeights | None:
-        """The feed-forward part of the next layer, if that is a mixture of experts."""
-        after = self.weights.layers[index + 1].ffn if index + 1 < len(self.weights.layers) else None
-        return after if isinstance(after, MoeWeights) else None
+    def following(self, index: int) -> int | None:
+        """The next layer after `index` (-1: the first of all) whose feed-forward part is a mixture of experts."""
+        layers = self.weights.layers
+        return next((at for at in range(index + 1, len(layers)) if isinstance(layers[at].ffn, MoeWeights)), None)
 
     def logits(self, context: Context, chosen: Floats) -> Floats:
         """Next-token logits `[rows, vocab]` of rows `chosen` out of the blocks, `[blocks, rows, hidden]`."""

@@ -90,16 +90,19 @@ class KimiModel:
         blocks = self.scratch.blocks(batch.rows)
         normed = self.scratch.view("normed", batch.rows, self.config.hidden_size)
         gather_rows(self.weights.embedding, batch.tokens, blocks[0])
+        ahead = LookAhead.of(self._backbone, self._context, -1, blocks)
+        if ahead is not None:
+            ahead.guess()
         for index, layer in enumerate(self.weights.layers):
             running = self._backbone.attention(self._context, index, batch, blocks, normed)
+            ahead = LookAhead.of(self._backbone, self._context, index, blocks)
             if isinstance(layer.ffn, MoeWeights):
-                ahead = LookAhead.of(self._backbone, self._context, index, blocks)
                 early = None if ahead is None else ahead.before_the_last
                 yield from moe_layer(self._context, layer.ffn, index, normed, running, early)
-                if ahead is not None:
-                    ahead.guess()
             else:
                 dense_layer(self._context, layer.ffn, normed, running)
+            if ahead is not None:
+                ahead.guess()
             yield None
         # Of the wanted rows only: the head is the largest matrix of a small model.
         chosen = np.ascontiguousarray(blocks[:, batch.logit_rows])

@@ -23,21 +23,21 @@ PARTS = 3
 
 @dataclass(frozen=True, slots=True)
 class LookAhead:
-    """The guesses made in layer `layer`, of which `blocks` are the residual blocks, for the layer after it."""
+    """The guesses for layer `following`, made in layer `layer` (-1: before the first), from the residual `blocks`."""
 
     backbone: Backbone
     context: Context
     layer: int
-    following: MoeWeights
+    following: int
     blocks: NDArray[np.float32]
 
     @classmethod
     def of(cls, backbone: Backbone, context: Context, layer: int, blocks: NDArray[np.float32]) -> "LookAhead | None":
         """None where there is nothing to guess, or too many rows to do it for."""
-        following, rows = backbone.following(layer), blocks.shape[1]
-        if following is None or not context.looks_ahead or rows > min(MOST_ROWS, context.scratch.rows // PARTS):
+        if not context.looks_ahead or blocks.shape[1] > min(MOST_ROWS, context.scratch.rows // PARTS):
             return None
-        return cls(backbone, context, layer, following, blocks)
+        following = backbone.following(layer)
+        return None if following is None else cls(backbone, context, layer, following, blocks)
 
     def before_the_last(
         self,
@@ -62,14 +62,17 @@ class LookAhead:
         running[:] = kept
 
     def guess(self) -> None:
-        """Guess as if the next layer's attention added nothing to what the blocks hold now."""
+        """Guess as if nothing were added, up to there, to what the blocks hold now."""
         moe, scratch, rows = self.context.moe, self.context.scratch, self.blocks.shape[1]
+        ffn = self.backbone.weights.layers[self.following].ffn
+        if not isinstance(ffn, MoeWeights):
+            raise AssertionError(f"layer {self.following} has routed experts")
         normed = scratch.spare("normed", rows, self.blocks.shape[2])
-        self.backbone.skip_attention(self.layer + 1, self.blocks, normed)
+        self.backbone.skip_to(self.following, self.layer, self.blocks, normed)
         scores = scratch.spare("scores", rows, moe.experts)
         picks, weights = scratch.spare_picks(rows), scratch.spare("pick_weights", rows, moe.experts_per_token)
-        route_rows(self.context, self.following, normed, scores, picks, weights)
+        route_rows(self.context, ffn, normed, scores, picks, weights)
         # The surest first: those that count for most, and for most rows.
         total = np.bincount(picks.reshape(-1), np.abs(weights).reshape(-1), minlength=moe.experts)
         ids = np.unique(picks)
-        self.context.experts.guess(self.layer + 1, ids[np.argsort(-total[ids], kind="stable")])
+        self.context.experts.guess(self.following, ids[np.argsort(-total[ids], kind="stable")])

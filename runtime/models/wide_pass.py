@@ -83,8 +83,8 @@ class WidePass:
                 if moe is not None:
                     ids, picks = routed.group(context.moe.experts), routed.picks.size
                     with closing(context.experts.visit(index, ids, picks, expected=expected)) as visit:
-                        more = self._backbone.following(index) is not None
-                        expected = context.experts.expect(index + 1) if more else None
+                        following = self._backbone.following(index)
+                        expected = None if following is None else context.experts.expect(following)
                         yield from routed_experts(context, visit, self._source[: batch.rows], routed)
                     for tile in tiles:
                         self._from_experts(moe, index, tile)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from serai.runtime.bench.tiny import TinyModel
 from serai.runtime.checks.evaluation import evaluate
 from serai.runtime.engine import Engine
-from serai.runtime.experts.access import Experts
+from serai.runtime.experts.access import Experts, Visit
 from serai.runtime.experts.disk import DiskCalls
 from serai.runtime.experts.errors import ExpertUnreadable
 from serai.runtime.experts.pack import pack_model
@@ -104,10 +104,10 @@ def step(
 
 
 @pytest.mark.parametrize("model", [K3, LINEAR], ids=["k3", "linear"])
-def test_the_next_layer_is_guessed_while_the_last_experts_are_read(
+def test_each_layer_is_guessed_before_it_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: TinyModel
 ) -> None:
-    """From a part of this layer's sum, which leaves no trace."""
+    """From a part of this layer's sum, which leaves no trace; and the first one from the embedding on."""
     folder = written(tmp_path / "m", model)
     prompts = [np.array([token], dtype=np.int32) for token in range(5)]
     with loaded(folder, None) as resident:
@@ -127,10 +127,26 @@ def test_the_next_layer_is_guessed_while_the_last_experts_are_read(
         guess(self, weights, each, pick_weights, shared)
         early.append(experts.status.cache.guessed - before)
 
+    first = experts.cache.layers[0]
+    seen: list[tuple[str, int]] = []
+
+    def noted_guess(layer: int, ids: NDArray[np.int32]) -> None:
+        seen.append(("guess", layer))
+        StreamedExperts.guess(experts, layer, ids)
+
+    def noted_visit(layer: int, ids: NDArray[np.int32], picks: int, *, expected: Visit | None = None) -> Visit:
+        seen.append(("visit", layer))
+        return StreamedExperts.visit(experts, layer, ids, picks, expected=expected)
+
     monkeypatch.setattr(LookAhead, "before_the_last", noted)
+    monkeypatch.setattr(experts, "guess", noted_guess)
+    monkeypatch.setattr(experts, "visit", noted_visit)
     _, logits = step(streamed, StatePool(streamed.layout, poison=True), prompts)
     assert [one.tobytes() for one in logits] == [one.tobytes() for one in expected]
     assert any(early)
+    assert seen[: first + 2] == [*[("guess", first)] * (first + 1), ("visit", first)], (
+        "before the first layer, after each"
+    )
     experts.check()
     experts.close()
 
