@@ -1,6 +1,8 @@
 """How late the event loop runs what is due: the measure of whether anything blocks it."""
 
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import anyio
 
@@ -22,6 +24,14 @@ class LoopDelay:
             due = anyio.current_time() + PERIOD_S
             await anyio.sleep_until(due)
             self._delays_s.append(anyio.current_time() - due)
+
+    @asynccontextmanager
+    async def measured(self) -> AsyncIterator[None]:
+        """Measures while the block runs."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.measure)
+            yield
+            tasks.cancel_scope.cancel()
 
     def p99_s(self) -> float:
         """The delay that one in a hundred exceeds; 0 before there is a measurement."""
