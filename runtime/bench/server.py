@@ -118,7 +118,7 @@ async def _bench(model: Path, span: Span, tell: Callable[[str], None]) -> Report
                 service: Service = app.state.service
                 tell(f"{CLIENTS} clients that stay, {span.calm_s:g} s")
                 calm = await _clients(port, span.calm_s, CLIENTS, 0)
-                outside = sum(calm["tokens"]) / calm["seconds"][0]
+                outside = sum(calm["tokens"]) / span.calm_s
                 before = await _settled(service)
                 tell(f"{CLIENTS // 2} that stay and {CLIENTS // 2} that come and go, {span.restless_s:g} s")
                 seen = await _clients(port, span.restless_s, CLIENTS // 2, CLIENTS // 2)
