@@ -11,7 +11,7 @@ from serai.runtime.status import BudgetStatus, ExpertStatus, NamespaceStatus, St
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a runtime tells about the model it runs."""
+    """What a runtime tells about the model it runs. `scratch_bytes` is what steps and the process itself take."""
 
     name: str
     precision: str

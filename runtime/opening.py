@@ -20,7 +20,7 @@ from serai.runtime.experts.notes import ExpertNotes, streamed_in
 from serai.runtime.experts.opening import whole_working_sets
 from serai.runtime.figures import ModelFacts
 from serai.runtime.memory.accounts import Quota
-from serai.runtime.memory.beside import SESSION_BYTES
+from serai.runtime.memory.beside import PROCESS_BYTES, SESSION_BYTES
 from serai.runtime.memory.byte_sizes import parse_bytes
 from serai.runtime.memory.give_back import keep_little
 from serai.runtime.memory.limits import default_budget, over_room
@@ -194,7 +194,7 @@ def _wire(
         config=found.config,
         trunk_bytes=loaded.model.weights.bytes,
         expert_bytes=loaded.model.expert_bytes,
-        scratch_bytes=loaded.model.scratch_bytes,
+        scratch_bytes=loaded.model.scratch_bytes + PROCESS_BYTES,
         budget_bytes=budget_bytes,
         experts=_watch(loaded.model.experts),
     )

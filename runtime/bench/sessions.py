@@ -173,7 +173,7 @@ async def _day(model: Path, name: str, folder: Path, scale: Scale, tell: Callabl
             "<= 1.05",
             rss <= 1.05,
             f"(peak RSS − RSS just before open_runtime, kernels compiled) ÷ {budget_bytes / 2**20:,.1f} MiB, over the "
-            "whole day; some 3 MiB of threads and buffers weigh the more the smaller the budget",
+            "whole day",
         ),
         Claim.below("loop_delay_p99_ms", delay_ms, "ms", 3.0, f"{len(delays):,} timers of 10 ms over the whole day"),
         fair,

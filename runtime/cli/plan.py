@@ -149,6 +149,7 @@ def _model_table(made: "MemoryPlan") -> Table:
             ("Experts one token visits", f"{made.token_experts} = {bytes_text(made.token_expert_bytes)}"),
             ("Fewest expert slots", f"{made.min_expert_slots}: {made.min_expert_slots_rule}"),
             ("Scratch", f"{bytes_text(made.scratch_bytes)} for steps of {made.step_rows} rows"),
+            ("Process", bytes_text(made.process_bytes)),
             ("For wide steps, when streaming", f"{bytes_text(made.wide_scratch_bytes)} for {made.wide_rows} rows more"),
         ],
         title=f"The model ({made.family}), from {told}",

@@ -11,7 +11,6 @@ from threading import Lock
 EVERY_BYTES = 8 << 20
 """How much is moved between two times of giving back: each walks all arenas, a few milliseconds."""
 
-
 LARGE_BYTES = 128 << 10
 """Buffers from that size on are taken from the system by themselves, and go back to it when they are freed. So the C
 library does at first; once such a buffer was freed it takes all up to that size, of 32 MB at most, from its arenas."""
@@ -19,7 +18,11 @@ library does at first; once such a buffer was freed it takes all up to that size
 ARENAS = 4
 """Of as many as eight a core, each of which keeps some of what its threads have freed."""
 
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # from glibc's malloc.h
+KEPT_BYTES = 512 << 10
+"""What an arena keeps at its end. To set one of these limits ends the library's adapting both: with its first 128 KiB,
+an array that comes and goes with each step could ask the system for memory each time."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from glibc's malloc.h
 
 
 def keep_little() -> None:
@@ -28,6 +31,7 @@ def keep_little() -> None:
     set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if set_option is not None:
         set_option(_M_MMAP_THRESHOLD, LARGE_BYTES)
+        set_option(_M_TRIM_THRESHOLD, KEPT_BYTES)
         set_option(_M_ARENA_MAX, ARENAS)
 
 

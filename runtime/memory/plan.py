@@ -11,7 +11,7 @@ from math import prod
 from serai.checkpoints.snapshot import LatentType, StateLayout
 from serai.runtime.errors import BadParameter, BudgetTooSmall
 from serai.runtime.memory.attention import PUBLISHED, AttentionCost, alternatives
-from serai.runtime.memory.beside import beside_bytes
+from serai.runtime.memory.beside import PROCESS_BYTES, beside_bytes
 from serai.runtime.memory.weights import expert_record_bytes, held_bytes
 from serai.runtime.models.config import ModelConfig
 from serai.runtime.models.dtypes import STORAGE
@@ -73,7 +73,9 @@ class MemoryPlan:
     (`memory/beside.py`). `running_session_bytes` adds the other fixed states and the page copy of a session that is
     being stepped.
 
-    `floor_bytes` has everything resident: trunk, all experts, scratch and one running session.
+    `process_bytes` is what the process takes beside all that.
+
+    `floor_bytes` has everything resident: trunk, all experts, scratch, the process and one running session.
     `streaming_floor_bytes` has `min_expert_slots` experts instead of all, `working_set_bytes` as many as one token
     visits: a cache under that keeps no expert alive from one token to the next.
     """
@@ -87,6 +89,7 @@ class MemoryPlan:
     trunk_saves_bytes: dict[str, int]
     trunk_stored_bytes: int
     scratch_bytes: int
+    process_bytes: int
     wide_rows: int
     wide_scratch_bytes: int
     moe_layers: int
@@ -172,6 +175,7 @@ def plan_memory(
     layouts = {latents: state_layout(config, latents) for latents in LatentType}
     layout = layouts[LatentType.FLOAT32]
     running = _by_latents({kind: _running_bytes(layouts[kind], context_tokens) for kind in LatentType})
+    least = held[trunk] + scratch + PROCESS_BYTES
     token = _by_latents({kind: layouts[kind].token_bytes for kind in LatentType})
     latent = _times(token, context_tokens)
     return MemoryPlan(
@@ -187,6 +191,7 @@ def plan_memory(
         },
         trunk_stored_bytes=sum(_stored_bytes(spec, dtypes[name], files, prefix + name) for name, spec in specs.items()),
         scratch_bytes=scratch,
+        process_bytes=PROCESS_BYTES,
         wide_rows=WIDE_ROWS if moe is not None else 0,
         wide_scratch_bytes=shape.wide_bytes(WIDE_ROWS) if moe is not None else 0,
         moe_layers=config.moe_layers,
@@ -211,10 +216,10 @@ def plan_memory(
         session_bytes=_plus(latent, part_bytes(layout, Part.FIXED)),
         hot_session_bytes=_by_latents({kind: _hot_bytes(layouts[kind], context_tokens) for kind in LatentType}),
         running_session_bytes=running,
-        floor_bytes=_plus(running, held[trunk] + scratch + experts * slot),
+        floor_bytes=_plus(running, least + experts * slot),
         # A model with few experts needs less to hold them all than to read them.
-        streaming_floor_bytes=_plus(running, held[trunk] + scratch + min((per_token + reading) * slot, experts * slot)),
-        working_set_bytes=_plus(running, held[trunk] + scratch + (token_experts + reading) * slot),
+        streaming_floor_bytes=_plus(running, least + min((per_token + reading) * slot, experts * slot)),
+        working_set_bytes=_plus(running, least + (token_experts + reading) * slot),
         comparison=(*alternatives(config, value_bytes=2), *PUBLISHED),
     )
 
@@ -238,8 +243,9 @@ def check_budget(plan: MemoryPlan, budget_bytes: int, latents: LatentType, *, st
     slots = plan.min_expert_slots if streaming else plan.moe_layers * plan.experts_per_layer
     experts = slots * plan.expert_slot_bytes
     parts = (
-        f"trunk {plan.trunk_bytes:,} + experts {experts:,} + scratch {plan.scratch_bytes:,} + one running session of "
-        f"{plan.context_tokens:,} tokens {plan.running_session_bytes.of(latents):,}"
+        f"trunk {plan.trunk_bytes:,} + experts {experts:,} + scratch {plan.scratch_bytes:,} + the process "
+        f"{plan.process_bytes:,} + one running session of {plan.context_tokens:,} tokens "
+        f"{plan.running_session_bytes.of(latents):,}"
     )
     options = [f"a budget of {floor:,} bytes"]
     if (tokens := _tokens_that_fit(plan, budget_bytes - floor, latents)) > 0:

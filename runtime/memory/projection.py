@@ -138,7 +138,8 @@ def _step(
     latents: LatentType,
 ) -> Step:
     total = model.layers * model.experts
-    rest = plan.trunk_bytes + plan.scratch_bytes + sessions * plan.running_session_bytes.of(latents)
+    least = plan.trunk_bytes + plan.scratch_bytes + plan.process_bytes
+    rest = least + sessions * plan.running_session_bytes.of(latents)
     memory = max(budget_bytes, rest + min(plan.token_experts + READING_RECORDS, total) * model.expert_bytes)
     slots = 0 if not total else min(total, (memory - rest) // model.expert_bytes)
     if 0 < slots < total:

@@ -7,7 +7,7 @@ import pytest
 
 from serai.checkpoints.snapshot import LatentType
 from serai.runtime.errors import BadParameter, BudgetTooSmall, WeightsInvalid
-from serai.runtime.memory.beside import beside_bytes
+from serai.runtime.memory.beside import PROCESS_BYTES, beside_bytes
 from serai.runtime.memory.plan import READING_RECORDS, MemoryPlan, check_budget, plan_memory, sessions_that_fit
 from serai.runtime.memory.weights import expert_record_bytes, held_bytes
 from serai.runtime.models.config import ModelConfig, load_config, parse_config
@@ -86,7 +86,7 @@ def test_kimi_linear_is_as_published() -> None:
 def test_the_floors_are_sums_of_their_parts(config: ModelConfig) -> None:
     plan = plan_memory(config, context_tokens=1000, step_rows=32)
     for latents in LatentType:
-        base = plan.trunk_bytes + plan.scratch_bytes + plan.running_session_bytes.of(latents)
+        base = plan.trunk_bytes + plan.scratch_bytes + PROCESS_BYTES + plan.running_session_bytes.of(latents)
         slot = plan.expert_slot_bytes
         assert plan.floor_bytes.of(latents) == base + plan.moe_layers * plan.experts_per_layer * slot
         assert plan.streaming_floor_bytes.of(latents) == base + (plan.min_expert_slots + READING_RECORDS) * slot

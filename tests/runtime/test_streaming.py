@@ -55,10 +55,12 @@ async def test_the_budget_decides_what_is_held_and_no_token(model: Path) -> None
     given = []
     for budget in (least, (least + all_in_memory) // 2, all_in_memory):
         async with open_runtime(model, budget=budget) as rt:
-            sessions = [await rt.session() for _ in range(2)]
-            for number, session in enumerate(sessions):
-                await session.append(TOKENS[: 30 + number])
-            given.append([(await session.generate(GREEDY).collect()).tokens for session in sessions])
+            said = []
+            for number in range(2):  # one at a time, as the floor has it
+                async with await rt.session() as session:
+                    await session.append(TOKENS[: 30 + number])
+                    said.append((await session.generate(GREEDY).collect()).tokens)
+            given.append(said)
             status = rt.status()
             assert status.budget.used_bytes <= budget
             assert (status.experts is None) == (budget == all_in_memory)
