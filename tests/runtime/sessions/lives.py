@@ -67,11 +67,13 @@ class Sessions(World):
     @precondition(lambda self: len(self.life.sessions) < MOST_SESSIONS)
     @rule(place=places, cut=places, more=tokens, namespace=st.sampled_from(["", "other"]))
     def begin_like_another(self, place: int, cut: int, more: list[int], namespace: str) -> None:
-        """A new session that starts with what one of the others has read."""
+        """A new session that starts with what one of the others has read, every other time with all of it: states are
+        left at the ends of calls."""
         known = self.pick(place)
         if known is None or not known.ids:
             return
-        ids = (known.ids[: cut % len(known.ids) + 1] + more)[:MOST_TOKENS]
+        end = cut % len(known.ids) + 1 if cut % 2 else len(known.ids)
+        ids = (known.ids[:end] + more)[:MOST_TOKENS]
         session = self.do(self.life.rt.session(namespace=namespace))
         used = self.do(session.append(ids))
         assert used.prefilled + used.reused == len(ids)

@@ -62,16 +62,15 @@ class StoredSessions(Sessions):
             self.do(known.session.close())
         self.life.sessions.remove(known)
 
-    @precondition(lambda self: len(self.life.sessions) < MOST_SESSIONS)
+    @precondition(lambda self: self.rested and len(self.life.sessions) < MOST_SESSIONS)
     @rule(place=places, background=st.booleans())
     def resume(self, place: int, background: bool) -> None:
         """Any number of times: the second one branches off."""
-        if self.rested:
-            rested = self.rested[place % len(self.rested)]
-            self.happened["a resume that replays"] += self.do(self.life.rt.replay_tokens(rested.point)) > 0
-            self.happened["a resume"] += 1
-            session = self.do(self.life.rt.resume(rested.point, background=background))
-            self.compare(self.add(session, rested.ids, len(rested.ids)))
+        rested = self.rested[place % len(self.rested)]
+        self.happened["a resume that replays"] += self.do(self.life.rt.replay_tokens(rested.point)) > 0
+        self.happened["a resume"] += 1
+        session = self.do(self.life.rt.resume(rested.point, background=background))
+        self.compare(self.add(session, rested.ids, len(rested.ids)))
 
     @precondition(lambda self: len(self.life.sessions) < MOST_SESSIONS)
     @rule(place=places, turns=st.integers(0, 12))
