@@ -1,6 +1,7 @@
 """Responses under way: their events, their state, and the request fitted to its conversation."""
 
 import json
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -50,6 +51,7 @@ class Run:
         self.work: Work | None = None
         self.cancelled = False
         self.ended = anyio.Event()
+        self.ended_s = math.inf
         self.hear: Callable[[Told, bytes], Awaitable[None]] | None = None
         self.failure: ApiError | None = None
         self.session_id: str | None = None
@@ -85,6 +87,7 @@ class Run:
             self.work.scope.cancel()
 
     def end(self) -> None:
+        self.ended_s = anyio.current_time()
         self.log.end()
         self.ended.set()
 
@@ -103,6 +106,13 @@ class Runs:
             if len(self._runs) <= KEPT_RUNS and held_bytes <= KEPT_LOG_BYTES:
                 break
             held_bytes -= self._runs.pop(place_id).log.held_bytes
+
+    def tidy(self, now_s: float) -> None:
+        """Forget those that were not to be stored, once nobody can go on from them."""
+        ttl_s = self._service.options.unstored_ttl_s
+        for place_id, run in list(self._runs.items()):
+            if not run.request.ask.store and now_s - run.ended_s >= ttl_s:
+                del self._runs[place_id]
 
     def remove(self, place_id: str) -> None:
         self._runs.pop(place_id, None)

@@ -137,7 +137,13 @@ class Service:
         while True:
             await anyio.sleep(WATCH_EVERY_S)
             self.look(anyio.current_time())
-            await self.sessions.tidy()
+            await self.tidy()
+
+    async def tidy(self, *, now_s: float | None = None) -> None:
+        """Forget what was not to be stored, and end what was not used for longest."""
+        now_s = anyio.current_time() if now_s is None else now_s
+        self.runs.tidy(now_s)
+        await self.sessions.tidy(now_s=now_s)
 
     def look(self, now_s: float) -> None:
         """Notice an engine that has failed or finishes no step though somebody waits for it."""

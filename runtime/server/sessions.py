@@ -221,7 +221,8 @@ class Sessions:
                 raise
             if store and self.store is None and not parked:
                 parked = True  # nothing else holds it
-            self.catalogue.add(place.known())
+            if parked or store:
+                self.catalogue.add(place.known())
             if parked:
                 pending = NOTHING if ending is None else np.concatenate([ending.prompt, ending.reply])
                 self._park(_Parked(place, session, store, pending))
@@ -251,9 +252,8 @@ class Sessions:
 
     # upkeep
 
-    async def tidy(self, *, now_s: float | None = None) -> None:
+    async def tidy(self, *, now_s: float) -> None:
         """Forget what was not to be stored, and end what was not used for longest."""
-        now_s = anyio.current_time() if now_s is None else now_s
         for parked in list(self._parked.values()):
             if not parked.stored and now_s - parked.used_s >= self._unstored_ttl_s:
                 await self.forget(parked.place.id)

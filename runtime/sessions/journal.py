@@ -189,7 +189,10 @@ class Journal:
     def _own_start(self, store: Store, node_id: str) -> Start | None:
         try:
             info = store.snapshot_info(node_id)
-        except (SnapshotCorrupt, SnapshotMissing, FormatUnknown, SessionGone) as error:
+        except SessionGone as error:  # deleted since it was known
+            log.debug("%s", error)
+            return None
+        except (SnapshotCorrupt, SnapshotMissing, FormatUnknown) as error:
             log.warning("%s", error)
             return None
         if info.storage.lossy or info.fingerprint != self._fingerprint:

@@ -136,7 +136,9 @@ async def test_what_is_not_to_be_stored_can_be_gone_on_from_for_a_while_only(tmp
         second = await client.post("/v1/responses", on)
         assert second["usage"]["input_tokens_details"]["cached_tokens"] == first["usage"]["total_tokens"]
         sessions = client.service.sessions
-        await sessions.tidy(now_s=anyio.current_time() + client.service.options.unstored_ttl_s)
+        assert (await client.call("GET", f"/v1/responses/{second['id']}")).status == 200
+        await client.service.tidy(now_s=anyio.current_time() + client.service.options.unstored_ttl_s)
+        assert (await client.call("GET", f"/v1/responses/{second['id']}")).status == 404
         gone = await client.call("POST", "/v1/responses", on)
         assert (gone.status, gone.json()["error"]["code"]) == (404, "previous_response_not_found")
         assert sessions.store is not None

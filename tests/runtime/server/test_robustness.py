@@ -70,6 +70,19 @@ async def test_a_client_that_leaves_an_answer_that_is_no_stream_ends_it_too() ->
         await idle(client)
 
 
+async def test_of_a_response_that_nobody_stores_nor_waits_for_nothing_is_known() -> None:
+    """The place of each one that was left half way once stayed in the catalogue for ever."""
+    steps = Steps()
+    async with serving_model(ReplyModel(lambda prompt: LONG, before_step=steps), limits=steps.limits) as client:
+        exchange = client.start("POST", "/v1/responses", {"input": "hi", "store": False, "stream": True})
+        await steps.let(6)
+        exchange.leave()
+        await exchange.ended.wait()
+        steps.free()
+        await idle(client)
+        assert len(client.service.sessions.catalogue) == 0
+
+
 async def test_who_leaves_while_waiting_is_never_read_and_holds_nobody_up() -> None:
     """B81"""
     model = ReplyModel(lambda prompt: SHORT)
