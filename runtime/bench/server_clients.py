@@ -33,6 +33,8 @@ class Swarm:
 
     async def run(self, steady: int, restless: int) -> None:
         self._to_begin = set(range(steady))
+        if not steady:
+            self._all_have_begun.set()
         streams = [asyncio.create_task(self._steady(number)) for number in range(steady)]
         try:
             async with asyncio.timeout(PATIENCE_S):
