@@ -12,6 +12,9 @@ _SPREAD_WORK = 1 << 18
 # Large matrices are cut into no more tasks than this: where a run of weights ends, what was prefetched beyond it lies
 # in the wrong core's cache.
 _MOST_TASKS = 128
+# With many rows, a task takes some units past one group of rows after the other, so that both stay in its second-level
+# cache; but it leaves enough tasks for threads to end together.
+_MANY_ROWS, _MANY_ROWS_UNITS, _LEAST_TASKS = 64, 4, 32
 
 
 @inline
@@ -19,6 +22,8 @@ def deal(units: int, unit_bytes: int, rows: int) -> Any:
     """How to cut ``units`` of ``unit_bytes`` weights: (units a task, tasks, whether a launch is worth it)."""
     work = unit_bytes * (1 + rows // 2)
     chunk = max(1, _TASK_WORK // work, units // _MOST_TASKS)
+    if rows > _MANY_ROWS:
+        chunk = max(chunk, min(_MANY_ROWS_UNITS, units // _LEAST_TASKS))
     return chunk, (units + chunk - 1) // chunk, units * work > _SPREAD_WORK
 
 

@@ -52,24 +52,26 @@ def _task(
     apart = (blocks + width - 1) // width
     block_bytes, scale_bytes = cols * sizes[0], cols // sizes[1] * sizes[2]
     state = stack_bytes(EXACT_STATE_BYTES)
-    for unit in range(task * chunk, min((task + 1) * chunk, heads * apart)):
-        head, b0 = unit // apart, unit % apart
-        b1, b2, b3 = b0 + apart, b0 + 2 * apart, b0 + 3 * apart
-        r1, r2, r3 = existing(b1, blocks), existing(b2, blocks), existing(b3, blocks)
-        data, scales = w[0] + head * blocks * block_bytes, w[1] + head * blocks * scale_bytes
-        x_here, y_here = x_at + head * x_head, y_at + head * y_head
-        if count == 1:
-            streams = _four(data, block_bytes, b0, r1, r2, r3)
-            factors = _four(scales, scale_bytes, b0, r1, r2, r3)
-            v0, v1, v2, v3 = one_row(eight, one, scale, sizes, streams, factors, cols, x_here)
-            put(y_here + 64 * b0, v0, outputs - 16 * b0, add)
-            put(y_here + 64 * b1, v1, outputs - 16 * b1, add)
-            put(y_here + 64 * b2, v2, outputs - 16 * b2, add)
-            put(y_here + 64 * b3, v3, outputs - 16 * b3, add)
-            continue
-        pair = (data + b0 * block_bytes, data + r1 * block_bytes)
-        pair_scales = (scales + b0 * scale_bytes, scales + r1 * scale_bytes)
-        for row in range(0, count, EXACT_ROWS):
+    begin, end = task * chunk, min((task + 1) * chunk, heads * apart)
+    # Groups of rows outside, so that a group and the weights of all the task's units stay in cache for each other.
+    for row in range(0, count, EXACT_ROWS):
+        for unit in range(begin, end):
+            head, b0 = unit // apart, unit % apart
+            b1, b2, b3 = b0 + apart, b0 + 2 * apart, b0 + 3 * apart
+            r1, r2, r3 = existing(b1, blocks), existing(b2, blocks), existing(b3, blocks)
+            data, scales = w[0] + head * blocks * block_bytes, w[1] + head * blocks * scale_bytes
+            x_here, y_here = x_at + head * x_head, y_at + head * y_head
+            if count == 1:
+                streams = _four(data, block_bytes, b0, r1, r2, r3)
+                factors = _four(scales, scale_bytes, b0, r1, r2, r3)
+                v0, v1, v2, v3 = one_row(eight, one, scale, sizes, streams, factors, cols, x_here)
+                put(y_here + 64 * b0, v0, outputs - 16 * b0, add)
+                put(y_here + 64 * b1, v1, outputs - 16 * b1, add)
+                put(y_here + 64 * b2, v2, outputs - 16 * b2, add)
+                put(y_here + 64 * b3, v3, outputs - 16 * b3, add)
+                continue
+            pair = (data + b0 * block_bytes, data + r1 * block_bytes)
+            pair_scales = (scales + b0 * scale_bytes, scales + r1 * scale_bytes)
             n = min(EXACT_ROWS, count - row)
             rows = (x_here + row * x_pitch, x_pitch, 0)
             many_rows(eight, one, scale, sizes, pair, pair_scales, cols, rows, n, state)

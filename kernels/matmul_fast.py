@@ -65,20 +65,22 @@ def _task(
     apart = (blocks + width - 1) // width
     block_bytes, scale_bytes = groups * sizes[0], groups * sizes[1]
     state = stack_bytes(FAST_STATE_BYTES)
-    for b0 in range(task * chunk, min((task + 1) * chunk, apart)):
-        b1, b2, b3 = b0 + apart, b0 + 2 * apart, b0 + 3 * apart
-        r1, r2, r3 = existing(b1, blocks), existing(b2, blocks), existing(b3, blocks)
-        if count == 1:
-            streams, factors = _four(w[0], block_bytes, b0, r1, r2, r3), _four(w[1], scale_bytes, b0, r1, r2, r3)
-            v0, v1, v2, v3 = one_row(streams, factors, groups, (codes, x_scales, starts, 1, 0))
-            put(y_at + 64 * b0, v0, outputs - 16 * b0, add)
-            put(y_at + 64 * b1, v1, outputs - 16 * b1, add)
-            put(y_at + 64 * b2, v2, outputs - 16 * b2, add)
-            put(y_at + 64 * b3, v3, outputs - 16 * b3, add)
-            continue
-        pair = (w[0] + b0 * block_bytes, w[0] + r1 * block_bytes)
-        scales = (w[1] + b0 * scale_bytes, w[1] + r1 * scale_bytes)
-        for row in range(0, count, FAST_ROWS):
+    begin, end = task * chunk, min((task + 1) * chunk, apart)
+    # Groups of rows outside, so that a group and the weights of all the task's units stay in cache for each other.
+    for row in range(0, count, FAST_ROWS):
+        for b0 in range(begin, end):
+            b1, b2, b3 = b0 + apart, b0 + 2 * apart, b0 + 3 * apart
+            r1, r2, r3 = existing(b1, blocks), existing(b2, blocks), existing(b3, blocks)
+            if count == 1:
+                streams, factors = _four(w[0], block_bytes, b0, r1, r2, r3), _four(w[1], scale_bytes, b0, r1, r2, r3)
+                v0, v1, v2, v3 = one_row(streams, factors, groups, (codes, x_scales, starts, 1, 0))
+                put(y_at + 64 * b0, v0, outputs - 16 * b0, add)
+                put(y_at + 64 * b1, v1, outputs - 16 * b1, add)
+                put(y_at + 64 * b2, v2, outputs - 16 * b2, add)
+                put(y_at + 64 * b3, v3, outputs - 16 * b3, add)
+                continue
+            pair = (w[0] + b0 * block_bytes, w[0] + r1 * block_bytes)
+            scales = (w[1] + b0 * scale_bytes, w[1] + r1 * scale_bytes)
             n = min(FAST_ROWS, count - row)
             source = (codes + 32 * row, x_scales + 4 * row, starts + 4 * row, count, 0)
             some_rows(pair, scales, groups, source, n, state)

@@ -101,6 +101,7 @@ class KdaLayers:
         self.tail_floats = 9 * self.width
         self._block_floats = layers * (self.state_floats + self.tail_floats)
         self.before, self.after = (self._block() for _ in range(2))
+        self._from, self._to = (np.array([block.ctypes.data], np.int64) for block in (self.before, self.after))
         self._projected = some(rows, 5 * self.width + heads, seed=2)
         self._out = some(rows, self.width)
         self._conv = some(12, self.width, seed=3).reshape(3, 4, self.width) * np.float32(0.5)
@@ -118,7 +119,6 @@ class KdaLayers:
 
     def step(self, layer: int) -> None:
         """All rows through one layer, from `before` to `after`."""
-        source, target = (np.array([block.ctypes.data], np.int64) for block in (self.before, self.after))
         width, projected = self.width, self._projected
         kda(
             projected,
@@ -140,8 +140,8 @@ class KdaLayers:
             self.heads,
             HEAD_DIM,
             self._starts,
-            source,
-            target,
+            self._from,
+            self._to,
             layer * self.state_floats,
             self.layers * self.state_floats + layer * self.tail_floats,
             self._out,
@@ -155,6 +155,7 @@ class KdaLayers:
 
     def swap(self) -> None:
         self.before, self.after = self.after, self.before
+        self._from, self._to = self._to, self._from
 
     @property
     def nbytes(self) -> int:
