@@ -167,18 +167,17 @@ def state_at(stepper: Stepper, loaded: LoadedModel, context: int, seed: int) -> 
         return short
     layout = loaded.layout
     draft = stepper.pool.draft(short, context, with_logits=True)
-    for source, target, rows in draft.copies:
-        page_view(layout, target)[:, :rows] = page_view(layout, source)[:, :rows]
     if short.fixed is None or draft.logits is None:
         raise AssertionError("a state past position 0 has a fixed block, and this draft was asked for logits")
     draft.fixed.array[:] = short.fixed.array
     draft.logits.array[:] = 0
-    first = len(short.table.pages)
     drawn = rng.standard_normal((layout.mla_layers, layout.page_tokens, layout.latent_width), dtype=np.float32)
     latents = (drawn.view(np.uint32) >> 16).astype(np.uint16)
-    for number, page in enumerate(draft.table.pages[first:]):
+    for number, page in enumerate(draft.table.pages[PROMPT_TOKENS // layout.page_tokens :]):
         page_view(layout, page)[:] = latents
         page_view(layout, page)[0, 0, 0] = number % 0x7F00  # some finite number: a store keeps pages alike once
+    for source, target, rows in draft.copies:
+        page_view(layout, target)[:, :rows] = page_view(layout, source)[:, :rows]
     state = draft.commit()
     short.release()
     return state

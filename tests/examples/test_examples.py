@@ -20,7 +20,7 @@ def run(name: str, *arguments: object, cwd: Path) -> str:
 def test_hello(tmp_path: Path) -> None:
     out = run("hello.py", cwd=tmp_path)
     assert "<Session " in out
-    assert "1 sessions" in out
+    assert "1 session (" in out
 
 
 def test_fork_three_ways(tmp_path: Path) -> None:
