@@ -3,9 +3,9 @@
 Start at `store.Store`; `format` states what is on disk. This package imports nothing else of serai.
 """
 
-from serai.checkpoints.codec import Packing
 from serai.checkpoints.errors import SeraiError
-from serai.checkpoints.manifest import LOSSLESS, Storage, StoredAs
+from serai.checkpoints.files.codec import Packing
+from serai.checkpoints.files.manifest import LOSSLESS, Storage, StoredAs
 from serai.checkpoints.names import new_id
 from serai.checkpoints.nodes import NodeKind, NodeRecord
 from serai.checkpoints.reports import Erased, SaveReport, SessionInfo, Sizes, SnapshotInfo

@@ -56,7 +56,7 @@ from typing import Final
 from blake3 import blake3
 
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
-from serai.checkpoints.streams import BLOCK_BYTES, DIRECT_FROM_BYTES, Reader
+from serai.checkpoints.files.streams import BLOCK_BYTES, DIRECT_FROM_BYTES, Reader
 
 FORMAT_VERSION: Final = 1
 HASH_BYTES: Final = 32

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields
 from typing import Any, Final
 
-from serai.checkpoints.disk import Disk
 from serai.checkpoints.errors import StoreInvalid
+from serai.checkpoints.files.disk import Disk
 from serai.checkpoints.rows import Counts, Erasure, FileKind, NodeRow, PartRow, SnapshotRow
 from serai.checkpoints.schema import INDEX_VERSION, SCHEMA
 

@@ -11,8 +11,8 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from serai.checkpoints import jsonio
 from serai.checkpoints.errors import SnapshotCorrupt
+from serai.checkpoints.files import jsonio
 from serai.checkpoints.names import check_id, check_text, new_id
 from serai.checkpoints.rows import NodeRow
 

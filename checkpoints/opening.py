@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from serai.checkpoints import jsonio
-from serai.checkpoints.disk import FOLDER_MODE, Disk
 from serai.checkpoints.errors import StoreBusy, StoreInvalid
-from serai.checkpoints.folders import Folder
+from serai.checkpoints.files import jsonio
+from serai.checkpoints.files.disk import FOLDER_MODE, Disk
+from serai.checkpoints.files.folders import Folder
 from serai.checkpoints.format import DocumentKind, frame_document, read_document
 from serai.checkpoints.names import new_id
 

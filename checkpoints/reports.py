@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from serai.checkpoints.manifest import Storage
+from serai.checkpoints.files.manifest import Storage
 from serai.checkpoints.snapshot import Fingerprint, StateLayout
 
 IN_BACKGROUND: Final = "background"

@@ -13,12 +13,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from serai.checkpoints.codec import Packing
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
-from serai.checkpoints.folders import Folder, FreshFile
-from serai.checkpoints.format import PartHeader, TensorSpec, part_file_bytes
-from serai.checkpoints.index import Index
-from serai.checkpoints.manifest import (
+from serai.checkpoints.files.codec import Packing
+from serai.checkpoints.files.folders import Folder, FreshFile
+from serai.checkpoints.files.manifest import (
     Manifest,
     Storage,
     StoredAs,
@@ -28,8 +26,10 @@ from serai.checkpoints.manifest import (
     part_bytes,
     state_specs,
 )
-from serai.checkpoints.parts import DTYPES, Base, PartFiles, content_of
-from serai.checkpoints.quantise import from_stored, to_stored
+from serai.checkpoints.files.parts import DTYPES, Base, PartFiles, content_of
+from serai.checkpoints.files.quantise import from_stored, to_stored
+from serai.checkpoints.format import PartHeader, TensorSpec, part_file_bytes
+from serai.checkpoints.index import Index
 from serai.checkpoints.rows import PartRow
 from serai.checkpoints.snapshot import PageIdentity, Snapshot, StateLayout
 

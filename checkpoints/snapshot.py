@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serai.checkpoints.streams import aligned_empty
+from serai.checkpoints.files.streams import aligned_empty
 
 CONV_PROJECTIONS: Final = 3  # q, k and v each have a short convolution
 

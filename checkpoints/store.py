@@ -6,9 +6,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from serai.checkpoints import manifest
-from serai.checkpoints.codec import Packing
-from serai.checkpoints.disk import Disk, ReadOnlyDisk, mapped
 from serai.checkpoints.errors import (
     FormatUnknown,
     ModelMismatch,
@@ -17,8 +14,10 @@ from serai.checkpoints.errors import (
     SnapshotCorrupt,
     SnapshotMissing,
 )
-from serai.checkpoints.format import MAX_PART_BYTES, DocumentKind, frame_document, read_document
-from serai.checkpoints.manifest import (
+from serai.checkpoints.files import manifest
+from serai.checkpoints.files.codec import Packing
+from serai.checkpoints.files.disk import Disk, ReadOnlyDisk, mapped
+from serai.checkpoints.files.manifest import (
     LOSSLESS,
     Manifest,
     Storage,
@@ -28,6 +27,7 @@ from serai.checkpoints.manifest import (
     state_parts,
     state_specs,
 )
+from serai.checkpoints.format import MAX_PART_BYTES, DocumentKind, frame_document, read_document
 from serai.checkpoints.reports import IN_BACKGROUND, Erased, SaveReport, Sizes, SnapshotInfo
 from serai.checkpoints.rows import FileKind, NodeRow, SnapshotRow
 from serai.checkpoints.saving import Allocate, SavedPart

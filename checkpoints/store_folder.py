@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
-from serai.checkpoints.disk import Disk, mapped
 from serai.checkpoints.errors import SessionGone, StoreClosed, StoreFailed, StoreFull
-from serai.checkpoints.folders import Folder
+from serai.checkpoints.files.disk import Disk, mapped
+from serai.checkpoints.files.folders import Folder
+from serai.checkpoints.files.parts import PartFiles
+from serai.checkpoints.files.ranks import give_way
 from serai.checkpoints.index import Index
 from serai.checkpoints.opening import INDEX_NAME, open_folders
-from serai.checkpoints.parts import PartFiles
-from serai.checkpoints.ranks import give_way
 from serai.checkpoints.rows import FileKind, NodeRow
 from serai.checkpoints.saving import Pins, Shelf
 

@@ -5,8 +5,8 @@ from contextlib import ExitStack
 import numpy as np
 from numpy.typing import NDArray
 
-from serai.checkpoints import jsonio
 from serai.checkpoints.errors import SessionGone, SnapshotCorrupt
+from serai.checkpoints.files import jsonio
 from serai.checkpoints.format import DocumentKind, frame_document, read_document
 from serai.checkpoints.names import check_tag, check_text, is_id
 from serai.checkpoints.nodes import NodeRecord, StoredNode, chain_of, decode, encode, row_of

@@ -7,10 +7,10 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from serai.checkpoints.gc import GcPolicy, GcReport
 from serai.checkpoints.names import check_text, new_id
 from serai.checkpoints.nodes import NodeKind
 from serai.checkpoints.store import Store
+from serai.checkpoints.upkeep.gc import GcPolicy, GcReport
 from serai.runtime.chat import ChatFormat, Message, chat_format_for
 from serai.runtime.driver import Counters
 from serai.runtime.errors import EndsUnwritten, SeraiError, ShuttingDown

@@ -14,11 +14,11 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from serai.checkpoints.codec import Packing
-from serai.checkpoints.manifest import LOSSLESS, Storage, StoredAs
+from serai.checkpoints.files.codec import Packing
+from serai.checkpoints.files.manifest import LOSSLESS, Storage, StoredAs
+from serai.checkpoints.harness.samples import FINGERPRINT
 from serai.checkpoints.names import new_id
 from serai.checkpoints.nodes import NodeKind, NodeRecord
-from serai.checkpoints.samples import FINGERPRINT
 from serai.checkpoints.snapshot import Snapshot
 from serai.checkpoints.store import Store
 from serai.runtime.bench.checkpoint_states import QUICK_SCALE, filled, shape_at

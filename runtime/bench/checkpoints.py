@@ -17,10 +17,10 @@ import anyio
 import anyio.to_thread
 import numpy as np
 
+from serai.checkpoints.harness.samples import FINGERPRINT
 from serai.checkpoints.names import new_id
 from serai.checkpoints.nodes import NodeKind, NodeRecord
 from serai.checkpoints.reports import SaveReport
-from serai.checkpoints.samples import FINGERPRINT
 from serai.checkpoints.snapshot import Fingerprint, Snapshot, StateLayout, new_snapshot
 from serai.checkpoints.store import DEFAULT_THREADS, Store
 from serai.runtime.bench.checkpoint_codecs import codec_rows

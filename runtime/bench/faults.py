@@ -1,7 +1,7 @@
 """`serai bench faults`: what a store loses when a disk call kills or fails it, what wrong bytes do, and whether
 sessions that are saved and killed at a token boundary go on with the same bits (`killed.py`).
 
-The two harnesses (`checkpoints/faults.py`, `checkpoints/fuzzing.py`) run as processes of their own: the first forks,
+The two harnesses (`checkpoints/harness/faults.py` and `fuzzing.py`) run as processes of their own: the first forks,
 which a process with threads must not.
 """
 

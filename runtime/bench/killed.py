@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from serai.checkpoints.fsck import fsck
 from serai.checkpoints.store import Store
+from serai.checkpoints.upkeep.fsck import fsck
 from serai.runtime.models.open_model import Precision
 from serai.runtime.opening import open_runtime
 from serai.runtime.sampling.params import SamplingParams

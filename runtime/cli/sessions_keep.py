@@ -87,7 +87,7 @@ def gc(
     """Free disk. A dropped state costs a replay, never content; only --session-days erases tokens, and asks first.
     Tagged points keep their state, and the last of each session goes by --max-size alone. Without options only what
     killed saves left is removed."""
-    from serai.checkpoints.gc import GcPolicy, collect
+    from serai.checkpoints.upkeep.gc import GcPolicy, collect
     from serai.runtime.memory.byte_sizes import parse_bytes
 
     with reporting(as_json=as_json) as out, open_to_change(store) as opened:
@@ -129,8 +129,8 @@ def fsck(
 ) -> None:
     """Read every file and compare it with its hash and the index; fails if anything is damaged. Damaged states aren't
     used again: their sessions are replayed from their tokens."""
-    from serai.checkpoints.fsck import fsck as check
-    from serai.checkpoints.fsck import rebuild as rebuild_index
+    from serai.checkpoints.upkeep.fsck import fsck as check
+    from serai.checkpoints.upkeep.fsck import rebuild as rebuild_index
 
     with reporting(as_json=as_json) as out:
         lost = rebuild_index(str(store_folder(store))).problems if rebuild else ()

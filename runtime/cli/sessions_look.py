@@ -54,7 +54,7 @@ def ls(store: StoreFolder = None, as_json: Json = False) -> None:
 
 def show(name: Name, store: StoreFolder = None, as_json: Json = False) -> None:
     """Show a point of a session: what it is, the nodes it continues from, and the state stored for it."""
-    from serai.checkpoints.ownership import ownership
+    from serai.checkpoints.moving.ownership import ownership
 
     with reporting(as_json=as_json) as out, open_to_look(store) as opened:
         node_id = opened.resolve(name)
@@ -100,7 +100,7 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Compare two points: the tokens they begin with alike, and the bytes their states share."""
-    from serai.checkpoints.compare import compare
+    from serai.checkpoints.upkeep.compare import compare
 
     with reporting(as_json=as_json) as out, open_to_look(store) as opened:
         ids = opened.resolve(one), opened.resolve(other)
@@ -125,7 +125,7 @@ def resume(
 ) -> None:
     """Say how to go on from a point; with a model, do it."""
     from serai.checkpoints.errors import NotOwner
-    from serai.checkpoints.ownership import ownership
+    from serai.checkpoints.moving.ownership import ownership
 
     with reporting(as_json=as_json) as out:
         with open_to_look(store) as opened:

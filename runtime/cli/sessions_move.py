@@ -18,7 +18,7 @@ from serai.runtime.cli.output import bytes_text, counted, reporting
 from serai.runtime.cli.stored import Name, StoreFolder, Yes, ask, open_to_change, open_to_look
 
 if TYPE_CHECKING:
-    from serai.checkpoints.transfer import Moved
+    from serai.checkpoints.moving.transfer import Moved
 
 PIPE = "-"
 
@@ -34,7 +34,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a point, all it continues from and its state to one file."""
-    from serai.checkpoints.transfer import export as write_bundle
+    from serai.checkpoints.moving.transfer import export as write_bundle
     from serai.runtime.errors import BadParameter
 
     with reporting(as_json=as_json) as out, open_to_look(store) as opened:
@@ -66,7 +66,7 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Take a file that export wrote into the store, all of it or nothing; the store is made if there is none."""
-    from serai.checkpoints.receiving import import_bundle
+    from serai.checkpoints.moving.receiving import import_bundle
 
     with reporting(as_json=as_json) as out, ExitStack() as stack:
         if file == PIPE:
@@ -87,9 +87,9 @@ def push(
     as_json: Json = False,
 ) -> None:
     """Send a point, all it continues from and its state to a place; only what is missing there."""
-    from serai.checkpoints.handover import PlacePeer, hand_over
-    from serai.checkpoints.places import place_at
-    from serai.checkpoints.remote import push as send
+    from serai.checkpoints.moving.handover import PlacePeer, hand_over
+    from serai.checkpoints.moving.places import place_at
+    from serai.checkpoints.moving.remote import push as send
     from serai.runtime.errors import BadParameter
 
     with reporting(as_json=as_json) as out:
@@ -123,9 +123,9 @@ def pull(
     as_json: Json = False,
 ) -> None:
     """Fetch a point that was pushed; only what is missing here. The store is made if there is none."""
-    from serai.checkpoints.handover import PlacePeer
-    from serai.checkpoints.places import place_at
-    from serai.checkpoints.remote import pull as fetch
+    from serai.checkpoints.moving.handover import PlacePeer
+    from serai.checkpoints.moving.places import place_at
+    from serai.checkpoints.moving.remote import pull as fetch
 
     with reporting(as_json=as_json) as out:
         place = place_at(url)
@@ -147,8 +147,8 @@ def settle(
     as_json: Json = False,
 ) -> None:
     """Say who owns a session, after asking the other side of a move that was broken off."""
-    from serai.checkpoints.handover import settle as find_out
-    from serai.checkpoints.ownership import override_move, ownership
+    from serai.checkpoints.moving.handover import settle as find_out
+    from serai.checkpoints.moving.ownership import override_move, ownership
 
     with reporting(as_json=as_json) as out, open_to_change(store) as opened:
         session_id = opened.node(opened.resolve(name)).session_id

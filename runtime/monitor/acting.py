@@ -59,7 +59,7 @@ async def act(
 
 async def export(runtime: "Runtime", session_id: str, path: Path, *, store: "Store | None") -> Outcome:
     """Write a session, live or stored, as a bundle to a new file; raises `ActionRefused`."""
-    from serai.checkpoints import transfer
+    from serai.checkpoints.moving import transfer
 
     kept = _need(store, "exporting")
     session = runtime.find(session_id)

@@ -16,13 +16,13 @@ import anyio
 import anyio.to_thread
 import numpy as np
 
-from serai.checkpoints.gc import GcPolicy, GcReport, collect
-from serai.checkpoints.handover import require_owned
+from serai.checkpoints.moving.handover import require_owned
+from serai.checkpoints.moving.ownership import override_move, ownership
 from serai.checkpoints.nodes import NodeKind, NodeRecord
-from serai.checkpoints.ownership import override_move, ownership
 from serai.checkpoints.reports import IN_BACKGROUND, SaveReport
 from serai.checkpoints.snapshot import Fingerprint, Snapshot, StateLayout
 from serai.checkpoints.store import Store, require_same_model
+from serai.checkpoints.upkeep.gc import GcPolicy, GcReport, collect
 from serai.runtime.errors import BadParameter, FormatUnknown, SeraiError, SessionGone, SnapshotCorrupt, SnapshotMissing
 from serai.runtime.memory.give_back import GiveBack
 from serai.runtime.sessions.turns import Span, Timeline

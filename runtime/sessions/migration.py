@@ -6,8 +6,8 @@ Then ownership changes hands in a few small writes, which a cancelled caller wai
 
 from typing import TYPE_CHECKING
 
-from serai.checkpoints.handover import PlacePeer, hand_over, peer_at
-from serai.checkpoints.ownership import ownership
+from serai.checkpoints.moving.handover import PlacePeer, hand_over, peer_at
+from serai.checkpoints.moving.ownership import ownership
 from serai.checkpoints.store import Store
 from serai.runtime.errors import BadParameter, SeraiError
 from serai.runtime.sessions.journal import Journal, Point

@@ -5,7 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 
-from serai.checkpoints.disk import Disk
+from serai.checkpoints.files.disk import Disk
 
 
 class ScalarDisk(Disk):

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from serai.checkpoints import NodeRecord, Snapshot, Store
-from serai.checkpoints.samples import FINGERPRINT, LAYOUT, same_bits
-from serai.checkpoints.samples import sample_node as make_node
-from serai.checkpoints.samples import sample_state as make_snapshot
+from serai.checkpoints.harness.samples import FINGERPRINT, LAYOUT, same_bits
+from serai.checkpoints.harness.samples import sample_node as make_node
+from serai.checkpoints.harness.samples import sample_state as make_snapshot
 
 __all__ = ["FINGERPRINT", "LAYOUT", "grown", "make_node", "make_snapshot", "same_bits", "saved"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from serai.checkpoints import Store, new_id
-from serai.checkpoints.compare import compare
+from serai.checkpoints.upkeep.compare import compare
 from tests.checkpoints.samples import grown, make_node, make_snapshot, saved
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from serai.checkpoints import NodeRecord, Packing, Snapshot, StateLayout, Store
-from serai.checkpoints.codec import Codec
 from serai.checkpoints.errors import SnapshotCorrupt
-from serai.checkpoints.receiving import import_bundle
-from serai.checkpoints.transfer import export
+from serai.checkpoints.files.codec import Codec
+from serai.checkpoints.moving.receiving import import_bundle
+from serai.checkpoints.moving.transfer import export
 from tests.checkpoints.disks import WaitingDisk, eventually
 from tests.checkpoints.samples import FINGERPRINT, LAYOUT, make_node, make_snapshot, same_bits
 

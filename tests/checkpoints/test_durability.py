@@ -23,7 +23,7 @@ from serai.checkpoints.errors import (
     StoreFull,
     StoreInvalid,
 )
-from serai.checkpoints.fsck import fsck
+from serai.checkpoints.upkeep.fsck import fsck
 from tests.checkpoints.disks import FailingDisk, ShortDisk, TracingDisk, WaitingDisk, eventually
 from tests.checkpoints.samples import FINGERPRINT, make_node, make_snapshot, same_bits, saved
 

@@ -9,7 +9,7 @@ import pytest
 
 from serai.checkpoints import NodeRecord, Snapshot, Store, new_id
 from serai.checkpoints.errors import SnapshotCorrupt, StoreBusy
-from serai.checkpoints.fsck import fsck, rebuild
+from serai.checkpoints.upkeep.fsck import fsck, rebuild
 from tests.checkpoints.samples import FINGERPRINT, make_node, make_snapshot, same_bits, saved
 from tests.checkpoints.test_delta import chain
 

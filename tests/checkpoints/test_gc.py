@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serai.checkpoints import NodeRecord, Store
-from serai.checkpoints.gc import Candidate, GcPolicy, collect, least_valuable, surplus
-from serai.checkpoints.gc import value as value_of
+from serai.checkpoints.upkeep.gc import Candidate, GcPolicy, collect, least_valuable, surplus
+from serai.checkpoints.upkeep.gc import value as value_of
 from tests.checkpoints.samples import grown, make_node, make_snapshot, same_bits, saved
 from tests.checkpoints.test_delta import chain
 

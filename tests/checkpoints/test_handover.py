@@ -13,11 +13,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from serai.checkpoints import Store
-from serai.checkpoints.disk import Disk
 from serai.checkpoints.errors import NotOwner, PlaceUnknown, SessionGone
-from serai.checkpoints.faulty_disk import Fault, FaultyDisk
-from serai.checkpoints.fsck import fsck
-from serai.checkpoints.handover import (
+from serai.checkpoints.files.disk import Disk
+from serai.checkpoints.harness.faulty_disk import Fault, FaultyDisk
+from serai.checkpoints.moving.handover import (
     Peer,
     PlacePeer,
     StorePeer,
@@ -26,9 +25,10 @@ from serai.checkpoints.handover import (
     require_owned,
     settle,
 )
-from serai.checkpoints.ownership import OwnerStatus, override_move, ownership
-from serai.checkpoints.places import FolderPlace, place_at
-from serai.checkpoints.remote import pull, push
+from serai.checkpoints.moving.ownership import OwnerStatus, override_move, ownership
+from serai.checkpoints.moving.places import FolderPlace, place_at
+from serai.checkpoints.moving.remote import pull, push
+from serai.checkpoints.upkeep.fsck import fsck
 from tests.checkpoints.samples import grown, make_node, make_snapshot, same_bits, saved
 
 STATE = make_snapshot(9, seed=4)

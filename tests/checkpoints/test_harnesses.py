@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from serai.checkpoints import Store, fuzzing
-from serai.checkpoints.power import Unsynced
+from serai.checkpoints import Store
+from serai.checkpoints.harness import fuzzing
+from serai.checkpoints.harness.power import Unsynced
 
 ENVIRONMENT = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # a process that forks should have no other threads
 
 
 def faults(folder: Path, *arguments: str, before: str = "") -> dict[str, object]:
-    script = f"{before}\nimport sys; from serai.checkpoints import faults; sys.exit(faults.main(sys.argv[1:]))"
+    script = f"{before}\nimport sys; from serai.checkpoints.harness import faults; sys.exit(faults.main(sys.argv[1:]))"
     command = [sys.executable, "-c", script, "--dir", str(folder), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
     assert done.stdout, done.stderr
@@ -25,7 +26,7 @@ def faults(folder: Path, *arguments: str, before: str = "") -> dict[str, object]
 
 
 def test_no_fault_loses_anything(tmp_path: Path) -> None:
-    """B60, B61, B62, B64: a sample of all calls and faults; `python -m serai.checkpoints.faults` runs them all."""
+    """B60, B61, B62, B64: a sample of all calls and faults; run as a module the harness tries them all."""
     found = faults(tmp_path, "--every", "53")
     assert found["problems"] == []
     assert isinstance(found["faults_injected"], int)
@@ -35,7 +36,11 @@ def test_no_fault_loses_anything(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mistake", "work", "every"),
     [
-        ("from serai.checkpoints.parts import PartFiles; PartFiles.sync = lambda self, hashes: None", "save", "23"),
+        (
+            "from serai.checkpoints.files.parts import PartFiles; PartFiles.sync = lambda self, hashes: None",
+            "save",
+            "23",
+        ),
         (
             "from serai.checkpoints.store_folder import StoreFolder; StoreFolder._sweep = lambda self: None",
             "save",
@@ -49,7 +54,7 @@ def test_a_store_with_a_mistake_is_caught(tmp_path: Path, mistake: str, work: st
 
 
 def test_no_change_to_a_file_escapes(tmp_path: Path) -> None:
-    """B58, B67, B69: a sample; `python -m serai.checkpoints.fuzzing` goes on for 20,000 files."""
+    """B58, B67, B69: a sample; `python -m serai.checkpoints.harness.fuzzing` goes on for 20,000 files."""
     report = fuzzing.run(tmp_path, files=400, seed=3)
     assert report.escapes == ()
     assert report.refused > 200

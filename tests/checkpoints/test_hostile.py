@@ -12,9 +12,10 @@ import zstandard
 from blake3 import blake3
 from safetensors.numpy import load as load_safetensors
 
-from serai.checkpoints import NodeRecord, Packing, Store, jsonio
-from serai.checkpoints.codec import Codec
+from serai.checkpoints import NodeRecord, Packing, Store
 from serai.checkpoints.errors import FormatUnknown, SeraiError, SnapshotCorrupt
+from serai.checkpoints.files import jsonio
+from serai.checkpoints.files.codec import Codec
 from serai.checkpoints.format import PART_HEADER_BYTES, DocumentKind, PartHeader, frame_document, part_file_bytes
 from tests.checkpoints.samples import FINGERPRINT, make_node, make_snapshot, same_bits, saved
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from serai.checkpoints import Store, new_id
 from serai.checkpoints.errors import NotOwner, SessionGone, SnapshotCorrupt
-from serai.checkpoints.ownership import (
+from serai.checkpoints.moving.ownership import (
     OwnerStatus,
     abort_move,
     accept_move,
@@ -23,8 +23,8 @@ from serai.checkpoints.ownership import (
     override_move,
     ownership,
 )
-from serai.checkpoints.receiving import import_bundle
-from serai.checkpoints.transfer import export
+from serai.checkpoints.moving.receiving import import_bundle
+from serai.checkpoints.moving.transfer import export
 from tests.checkpoints.samples import make_node, make_snapshot, saved
 
 

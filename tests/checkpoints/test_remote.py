@@ -8,9 +8,9 @@ import pytest
 
 from serai.checkpoints import Store
 from serai.checkpoints.errors import NameInvalid, PlaceFailed, PlaceUnknown, SeraiError, SessionGone, SnapshotCorrupt
-from serai.checkpoints.fsck import fsck
-from serai.checkpoints.places import DecidingPlace, FolderPlace, FsspecPlace, place_at
-from serai.checkpoints.remote import pull, push
+from serai.checkpoints.moving.places import DecidingPlace, FolderPlace, FsspecPlace, place_at
+from serai.checkpoints.moving.remote import pull, push
+from serai.checkpoints.upkeep.fsck import fsck
 from tests.checkpoints.disks import FailingDisk, TracingDisk
 from tests.checkpoints.samples import grown, make_node, make_snapshot, same_bits, saved
 from tests.checkpoints.test_delta import chain

@@ -10,11 +10,11 @@ from moto.server import ThreadedMotoServer
 
 from serai.checkpoints import Store
 from serai.checkpoints.errors import NotOwner, PlaceFailed, SessionGone
-from serai.checkpoints.fsck import fsck
-from serai.checkpoints.handover import PlacePeer, hand_over
-from serai.checkpoints.ownership import OwnerStatus, ownership
-from serai.checkpoints.places import FsspecPlace
-from serai.checkpoints.remote import pull, push
+from serai.checkpoints.moving.handover import PlacePeer, hand_over
+from serai.checkpoints.moving.ownership import OwnerStatus, ownership
+from serai.checkpoints.moving.places import FsspecPlace
+from serai.checkpoints.moving.remote import pull, push
+from serai.checkpoints.upkeep.fsck import fsck
 from tests.checkpoints.samples import grown, make_node, make_snapshot, same_bits, saved
 
 ACCESS = {"key": "anyone", "secret": "anything"}

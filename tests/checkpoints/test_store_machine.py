@@ -11,8 +11,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from serai.checkpoints import NodeRecord, Packing, Snapshot, Store, new_id
 from serai.checkpoints.errors import NodeInUse, SessionGone, SnapshotMissing
-from serai.checkpoints.fsck import fsck, rebuild
-from serai.checkpoints.gc import GcPolicy, collect
+from serai.checkpoints.upkeep.fsck import fsck, rebuild
+from serai.checkpoints.upkeep.gc import GcPolicy, collect
 from tests.checkpoints.samples import FINGERPRINT, grown, make_node, make_snapshot, same_bits
 
 _MEMORY = Path("/dev/shm")

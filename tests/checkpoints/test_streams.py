@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from serai.checkpoints import LOSSLESS, Snapshot, StateLayout, Store
-from serai.checkpoints.disk import Disk
+from serai.checkpoints.files.disk import Disk
+from serai.checkpoints.files.manifest import logits_specs, page_specs, state_specs
+from serai.checkpoints.files.streams import BLOCK_BYTES, BUFFER_BYTES, aligned_buffer
 from serai.checkpoints.format import PART_HEADER_BYTES, safetensors_header
-from serai.checkpoints.manifest import logits_specs, page_specs, state_specs
 from serai.checkpoints.snapshot import new_snapshot
-from serai.checkpoints.streams import BLOCK_BYTES, BUFFER_BYTES, aligned_buffer
 from tests.checkpoints.disks import ScalarDisk, ShortDisk
 from tests.checkpoints.samples import FINGERPRINT, LAYOUT, make_node, make_snapshot, same_bits
 

@@ -12,9 +12,9 @@ import pytest
 
 from serai.checkpoints import NodeRecord, Snapshot, Store
 from serai.checkpoints.errors import FormatUnknown, SeraiError, SessionGone, SnapshotCorrupt, StoreFull, TransferBroken
-from serai.checkpoints.fsck import fsck
-from serai.checkpoints.receiving import import_bundle
-from serai.checkpoints.transfer import export, parts_of, wanted
+from serai.checkpoints.moving.receiving import import_bundle
+from serai.checkpoints.moving.transfer import export, parts_of, wanted
+from serai.checkpoints.upkeep.fsck import fsck
 from tests.checkpoints.disks import FailingDisk
 from tests.checkpoints.samples import FINGERPRINT, grown, make_node, make_snapshot, same_bits, saved
 from tests.checkpoints.test_delta import chain

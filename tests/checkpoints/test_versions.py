@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from serai.checkpoints import Store
-from serai.checkpoints.codec import Codec
+from serai.checkpoints.files.codec import Codec
 from serai.checkpoints.format import FORMAT_VERSION
-from serai.checkpoints.fsck import fsck, rebuild
+from serai.checkpoints.upkeep.fsck import fsck, rebuild
 from tests.checkpoints.make_version_1 import FINGERPRINT, FOLDER, STEPS, node, state
 from tests.checkpoints.samples import same_bits
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from serai.checkpoints.disk import Disk
+from serai.checkpoints.files.disk import Disk
 from serai.checkpoints.snapshot import Fingerprint
 from serai.checkpoints.store import Store
 from serai.runtime.engine import Engine

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from serai.checkpoints.files.streams import BLOCK_BYTES, DIRECT_FROM_BYTES
 from serai.checkpoints.snapshot import LatentType, StateLayout
-from serai.checkpoints.streams import BLOCK_BYTES, DIRECT_FROM_BYTES
 from serai.runtime.errors import OutOfBudget
 from serai.runtime.state import (
     Draft,

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from serai.checkpoints.files.streams import aligned_empty
+from serai.checkpoints.harness.samples import LAYOUT, sample_state
 from serai.checkpoints.reports import SaveReport
-from serai.checkpoints.samples import LAYOUT, sample_state
-from serai.checkpoints.streams import aligned_empty
 from serai.runtime.bench import checkpoint_codecs, checkpoint_states, checkpoints, resume
 from serai.runtime.bench.checkpoint_states import K3, Shape, grown, recurrence, shape_at, shape_that_fits
 from serai.runtime.bench.raw_disk import NoDirectTransfers, drop_page_cache, read_raw, write_raw

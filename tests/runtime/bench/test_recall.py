@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from serai.checkpoints.samples import sample_state
+from serai.checkpoints.harness.samples import sample_state
 from serai.runtime.bench import recall
 from serai.runtime.bench.recall import Memory, Plan, Student, damaged
 from serai.runtime.bench.recall_cases import TASKS, cases

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from serai.checkpoints import NodeRecord, Store
-from serai.checkpoints.ownership import begin_move
-from serai.checkpoints.samples import FINGERPRINT, sample_node, sample_state
+from serai.checkpoints.harness.samples import FINGERPRINT, sample_node, sample_state
+from serai.checkpoints.moving.ownership import begin_move
 from serai.runtime.cli.main import app
 
 runner = CliRunner()

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from serai.checkpoints import handover
-from serai.checkpoints.handover import PlacePeer, StorePeer
+from serai.checkpoints.moving import handover
+from serai.checkpoints.moving.handover import PlacePeer, StorePeer
 from tests.runtime.fake_runtime import fake_runtime
 from tests.runtime.sessions.test_migration import SAMPLED
 

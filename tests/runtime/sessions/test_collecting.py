@@ -7,8 +7,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from serai.checkpoints.gc import GcPolicy
 from serai.checkpoints.store import Store
+from serai.checkpoints.upkeep.gc import GcPolicy
 from serai.runtime.errors import BadParameter, SessionGone
 from tests.runtime.fake_runtime import fake_runtime
 from tests.runtime.scripted import hash_of, logits_of

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from serai.checkpoints import Store
-from serai.checkpoints.ownership import OwnerStatus, ownership
+from serai.checkpoints.moving.ownership import OwnerStatus, ownership
 from serai.runtime import SamplingParams
 from serai.runtime.errors import (
     BadParameter,

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serai.checkpoints.manifest import StoredAs
+from serai.checkpoints.files.manifest import StoredAs
 
 _INT8_MAX: Final = 127
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serai.checkpoints.disk import Disk
 from serai.checkpoints.errors import SnapshotCorrupt
+from serai.checkpoints.files.disk import Disk
 
 Buffer = bytes | bytearray | memoryview
 

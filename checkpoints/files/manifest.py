@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Final
 
-from serai.checkpoints import jsonio
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
+from serai.checkpoints.files import jsonio
 from serai.checkpoints.format import HASH_BYTES, MAX_PART_BYTES, TensorSpec, safetensors_header
 from serai.checkpoints.snapshot import Fingerprint, LatentType, StateLayout
 

@@ -7,8 +7,11 @@ from itertools import chain
 import numpy as np
 from blake3 import blake3
 
-from serai.checkpoints import manifest, nodes
+from serai.checkpoints import nodes
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt, TransferBroken
+from serai.checkpoints.files import manifest
+from serai.checkpoints.files.manifest import Manifest, part_specs
+from serai.checkpoints.files.streams import BUFFER_BYTES
 from serai.checkpoints.format import (
     MAX_DOCUMENT_BYTES,
     PART_HEADER_BYTES,
@@ -18,13 +21,7 @@ from serai.checkpoints.format import (
     unframe_document,
     unpack_part_header,
 )
-from serai.checkpoints.manifest import Manifest, part_specs
-from serai.checkpoints.names import is_id
-from serai.checkpoints.nodes import StoredNode, chain_of
-from serai.checkpoints.saving import SavedPart
-from serai.checkpoints.store import Store
-from serai.checkpoints.streams import BUFFER_BYTES
-from serai.checkpoints.transfer import (
+from serai.checkpoints.moving.transfer import (
     BUNDLE_ENTRY,
     BUNDLE_HEADER,
     BUNDLE_MAGIC,
@@ -33,6 +30,10 @@ from serai.checkpoints.transfer import (
     Moved,
     Source,
 )
+from serai.checkpoints.names import is_id
+from serai.checkpoints.nodes import StoredNode, chain_of
+from serai.checkpoints.saving import SavedPart
+from serai.checkpoints.store import Store
 
 _WHAT = "the bundle"
 

@@ -7,8 +7,8 @@ a copy of one small store; afterwards everything that was committed before must 
 acknowledged must be there, `fsck` must be clean but for what was set aside, nothing unowned may be left, and the same
 work must succeed.
 
-As a module it prints one JSON object: `python -m serai.checkpoints.faults [--every N]`. It forks, so it must be a
-process of its own.
+As a module it prints one JSON object: `python -m serai.checkpoints.harness.faults [--every N]`. It forks, so it must be
+a process of its own.
 """
 
 import argparse
@@ -22,19 +22,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from serai.checkpoints.codec import Packing
-from serai.checkpoints.disk import Disk
 from serai.checkpoints.errors import SeraiError, StoreInvalid
-from serai.checkpoints.faulty_disk import Fault, FaultyDisk
-from serai.checkpoints.fsck import fsck, rebuild
-from serai.checkpoints.gc import GcPolicy, collect
+from serai.checkpoints.files.codec import Packing
+from serai.checkpoints.files.disk import Disk
+from serai.checkpoints.harness.faulty_disk import Fault, FaultyDisk
+from serai.checkpoints.harness.samples import FINGERPRINT, same_bits, sample_node, sample_state
+from serai.checkpoints.moving.receiving import import_bundle
+from serai.checkpoints.moving.transfer import export
 from serai.checkpoints.names import new_id
 from serai.checkpoints.nodes import NodeKind, NodeRecord
-from serai.checkpoints.receiving import import_bundle
-from serai.checkpoints.samples import FINGERPRINT, same_bits, sample_node, sample_state
 from serai.checkpoints.snapshot import Snapshot
 from serai.checkpoints.store import Store
-from serai.checkpoints.transfer import export
+from serai.checkpoints.upkeep.fsck import fsck, rebuild
+from serai.checkpoints.upkeep.gc import GcPolicy, collect
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +320,7 @@ def run(folder: Path, *, every: int = 1, only: str | None = None) -> FaultsRepor
 
 def main(arguments: list[str]) -> int:
     """The command line; 0 if nothing was lost."""
-    parser = argparse.ArgumentParser(prog="python -m serai.checkpoints.faults", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m serai.checkpoints.harness.faults", description=__doc__)
     parser.add_argument("--every", type=int, default=1, help="run only every N-th case")
     parser.add_argument("--only", choices=[_name(work) for work in (*WORKS, None)], help="run only this kind of work")
     parser.add_argument("--dir", type=Path, default=None, help="where to work; a temporary folder unless given")

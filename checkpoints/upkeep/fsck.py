@@ -7,17 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from serai.checkpoints import jsonio, manifest, nodes
-from serai.checkpoints.disk import Disk, mapped
+from serai.checkpoints import nodes
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
-from serai.checkpoints.folders import Folder
+from serai.checkpoints.files import jsonio, manifest
+from serai.checkpoints.files.disk import Disk, mapped
+from serai.checkpoints.files.folders import Folder
+from serai.checkpoints.files.manifest import Manifest, part_bytes, part_specs
+from serai.checkpoints.files.parts import DTYPES, PartFiles
 from serai.checkpoints.format import DocumentKind, part_file_bytes, read_document
 from serai.checkpoints.index import Index
-from serai.checkpoints.manifest import Manifest, part_bytes, part_specs
 from serai.checkpoints.names import is_id
 from serai.checkpoints.nodes import StoredNode, chain_of
 from serai.checkpoints.opening import INDEX_NAME, NEW_INDEX_NAME, OpenFolders, open_folders
-from serai.checkpoints.parts import DTYPES, PartFiles
 from serai.checkpoints.rows import NodeRow, PartRow, SnapshotRow
 from serai.checkpoints.store import Store
 

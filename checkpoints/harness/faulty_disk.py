@@ -6,8 +6,8 @@ import signal
 from collections.abc import Sequence
 from enum import Enum
 
-from serai.checkpoints.disk import Disk
-from serai.checkpoints.power import Unsynced
+from serai.checkpoints.files.disk import Disk
+from serai.checkpoints.harness.power import Unsynced
 
 
 class Fault(Enum):

@@ -19,10 +19,10 @@ from typing import Final, Protocol
 from blake3 import blake3
 
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
-from serai.checkpoints.folders import Folder
+from serai.checkpoints.files.folders import Folder
+from serai.checkpoints.files.streams import BUFFER_BYTES
 from serai.checkpoints.rows import PartRow
 from serai.checkpoints.store import Store
-from serai.checkpoints.streams import BUFFER_BYTES
 
 BUNDLE_VERSION: Final = 1
 BUNDLE_MAGIC: Final = b"SERAIBDL"

@@ -16,16 +16,14 @@ from typing import Protocol
 
 from blake3 import blake3
 
-from serai.checkpoints import jsonio
 from serai.checkpoints.errors import SessionGone, SnapshotCorrupt
-from serai.checkpoints.folders import Folder
+from serai.checkpoints.files import jsonio
+from serai.checkpoints.files.folders import Folder
+from serai.checkpoints.files.manifest import is_hash
 from serai.checkpoints.format import DocumentKind, frame_document, unframe_document
-from serai.checkpoints.manifest import is_hash
-from serai.checkpoints.names import check_id, is_id
-from serai.checkpoints.places import Place
-from serai.checkpoints.receiving import import_bundle
-from serai.checkpoints.store import Store
-from serai.checkpoints.transfer import (
+from serai.checkpoints.moving.places import Place
+from serai.checkpoints.moving.receiving import import_bundle
+from serai.checkpoints.moving.transfer import (
     BUNDLE_ENTRY,
     BUNDLE_HEADER,
     BUNDLE_MAGIC,
@@ -35,6 +33,8 @@ from serai.checkpoints.transfer import (
     parts_of,
     wanted,
 )
+from serai.checkpoints.names import check_id, is_id
+from serai.checkpoints.store import Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Every byte of every file may be wrong: bits flipped, bytes set, pieces cut, repe
 manifests rewritten with odd values under a hash that fits. Reading must give the very content that was written, or one
 of this project's errors; anything else (another content, a foreign error, memory out of proportion) is an escape.
 
-As a module it prints one JSON object: `python -m serai.checkpoints.fuzzing [--files N] [--seed S]`.
+As a module it prints one JSON object: `python -m serai.checkpoints.harness.fuzzing [--files N] [--seed S]`.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from serai.checkpoints import jsonio
-from serai.checkpoints.codec import Packing
 from serai.checkpoints.errors import SeraiError
+from serai.checkpoints.files import jsonio
+from serai.checkpoints.files.codec import Packing
 from serai.checkpoints.format import (
     DOCUMENT_HEADER_BYTES,
     PART_HEADER_BYTES,
@@ -30,13 +30,13 @@ from serai.checkpoints.format import (
     frame_document,
     unpack_part_header,
 )
-from serai.checkpoints.fsck import fsck
+from serai.checkpoints.harness.samples import FINGERPRINT, same_bits, sample_node, sample_state
+from serai.checkpoints.moving.receiving import import_bundle
+from serai.checkpoints.moving.transfer import export
 from serai.checkpoints.nodes import NodeRecord
-from serai.checkpoints.receiving import import_bundle
-from serai.checkpoints.samples import FINGERPRINT, same_bits, sample_node, sample_state
 from serai.checkpoints.snapshot import Snapshot
 from serai.checkpoints.store import Store
-from serai.checkpoints.transfer import export
+from serai.checkpoints.upkeep.fsck import fsck
 
 # Twice what the store's own buffers and a part's content can take, and far below what a lying size could ask for.
 _MOST_GROWTH_KIB: Final = 64 << 10
@@ -291,7 +291,7 @@ def _fuzz_bundle(target: _Target, dice: random.Random) -> tuple[str, Callable[[]
 
 def main(arguments: list[str]) -> int:
     """The command line; 0 if nothing escaped."""
-    parser = argparse.ArgumentParser(prog="python -m serai.checkpoints.fuzzing", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m serai.checkpoints.harness.fuzzing", description=__doc__)
     parser.add_argument("--files", type=int, default=20_000, help="how many files to fuzz")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dir", type=Path, default=None, help="where to work; a temporary folder unless given")

@@ -9,11 +9,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from serai.checkpoints.disk import FOLDER_MODE, Disk
 from serai.checkpoints.errors import PlaceFailed, PlaceUnknown, SeraiError, SnapshotCorrupt
-from serai.checkpoints.folders import Folder
+from serai.checkpoints.files.disk import FOLDER_MODE, Disk
+from serai.checkpoints.files.folders import Folder
+from serai.checkpoints.files.streams import write_pieces
 from serai.checkpoints.format import MAX_PART_BYTES, part_file_bytes
-from serai.checkpoints.streams import write_pieces
 
 _LOCAL_SCHEMES: Final = ("", "file", "local")
 _TEMPORARY: Final = ".unfinished-"

@@ -23,11 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from serai.checkpoints import jsonio
 from serai.checkpoints.errors import NotOwner, PlaceUnknown, SeraiError, SessionGone, SnapshotCorrupt
+from serai.checkpoints.files import jsonio
 from serai.checkpoints.format import DocumentKind, frame_document, unframe_document
-from serai.checkpoints.names import check_id
-from serai.checkpoints.ownership import (
+from serai.checkpoints.moving.ownership import (
     Ownership,
     OwnerStatus,
     abort_move,
@@ -38,10 +37,11 @@ from serai.checkpoints.ownership import (
     owner_of,
     ownership,
 )
-from serai.checkpoints.places import DecidingPlace, place_at
-from serai.checkpoints.remote import StoreAsPlace, pull, push
+from serai.checkpoints.moving.places import DecidingPlace, place_at
+from serai.checkpoints.moving.remote import StoreAsPlace, pull, push
+from serai.checkpoints.moving.transfer import Moved
+from serai.checkpoints.names import check_id
 from serai.checkpoints.store import Store
-from serai.checkpoints.transfer import Moved
 
 _EPOCH_DIGITS: Final = 12
 

@@ -9,10 +9,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from serai.checkpoints.errors import NodeInUse, SessionGone
-from serai.checkpoints.fsck import remove_unowned
 from serai.checkpoints.reports import Erased
 from serai.checkpoints.rows import NodeRow
 from serai.checkpoints.store import Store
+from serai.checkpoints.upkeep.fsck import remove_unowned
 
 
 @dataclass(frozen=True, slots=True)

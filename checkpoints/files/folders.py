@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
-from serai.checkpoints.disk import Disk
 from serai.checkpoints.errors import SnapshotCorrupt
-from serai.checkpoints.streams import DIRECT_FROM_BYTES, Buffer, Reader, aligned_buffer, write_pieces
+from serai.checkpoints.files.disk import Disk
+from serai.checkpoints.files.streams import DIRECT_FROM_BYTES, Buffer, Reader, aligned_buffer, write_pieces
 
 
 @dataclass(frozen=True, slots=True)

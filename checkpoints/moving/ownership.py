@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from serai.checkpoints import jsonio
 from serai.checkpoints.errors import NotOwner, SnapshotCorrupt
+from serai.checkpoints.files import jsonio
 from serai.checkpoints.format import DocumentKind, frame_document, read_document
 from serai.checkpoints.names import check_id, check_text
 from serai.checkpoints.store import Store

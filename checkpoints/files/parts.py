@@ -12,9 +12,10 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from serai.checkpoints.codec import Bytes, Codec, Packing, add_base, known_codec, pack, unpack
 from serai.checkpoints.errors import SnapshotCorrupt
-from serai.checkpoints.folders import Folder, FreshFile
+from serai.checkpoints.files.codec import Bytes, Codec, Packing, add_base, known_codec, pack, unpack
+from serai.checkpoints.files.folders import Folder, FreshFile
+from serai.checkpoints.files.streams import BLOCK_BYTES, DIRECT_FROM_BYTES, Buffer, Reader
 from serai.checkpoints.format import (
     PART_HEADER_BYTES,
     PartHeader,
@@ -23,7 +24,6 @@ from serai.checkpoints.format import (
     read_part_header,
     safetensors_header,
 )
-from serai.checkpoints.streams import BLOCK_BYTES, DIRECT_FROM_BYTES, Buffer, Reader
 
 # Syncing 256 folders of an ext4 one after the other took 0.5 to 1.2 s, eight at a time 0.03 s.
 _SYNCING_THREADS: Final = 8

@@ -1,0 +1,1 @@
+"""Breaking stores on purpose: faults, kills, power cuts and wrong bytes."""

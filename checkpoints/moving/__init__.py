@@ -1,0 +1,1 @@
+"""Sessions on their way to another store, and who owns them meanwhile."""
