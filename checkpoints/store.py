@@ -153,6 +153,7 @@ class Store(Tree):
                 created_s=entry.created_s,
                 used_s=entry.created_s,
                 file_bytes=len(document.data),
+                set_aside=entry.set_aside,
             )
             with self._taking_back(self._folders.manifests, document.hash), self._index.change():
                 self._index.add_snapshot(

@@ -22,7 +22,7 @@ GENERATED_TOKENS = 64
 """What beginning a generation costs is shared among so many tokens."""
 TURN_TOKENS = 8
 """So many tokens with, then without guesses: what else the machine does lasts longer, and meets both."""
-MOST_OF_A_TURN = 1.5
+MOST_OF_A_TURN = 3.0
 Ids = NDArray[np.int32]
 Seconds = NDArray[np.float64]
 
@@ -70,7 +70,7 @@ class Gain:
     @property
     def ratios(self) -> list[float]:
         """How many times faster it was written with guesses, session by session."""
-        # No guesses cost a turn so much, but a pause of the machine does.
+        # Guesses may cost a turn half of its time again, a pause of the machine many times that.
         most_s = MOST_OF_A_TURN * np.median(self.without_s, axis=0)
         with_s, without_s = (np.minimum(seconds, most_s).sum(axis=1) for seconds in (self.with_s, self.without_s))
         ratios: list[float] = (without_s / with_s).tolist()

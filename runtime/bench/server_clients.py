@@ -47,13 +47,11 @@ class Swarm:
                 tasks.create_task(self._health())
         except TimeoutError:
             self.failed.append(f"{len(self._to_begin)} of {steady} clients had no token after {PATIENCE_S:g} s")
-        counted = dict(self.tokens)
         for one in streams:
             one.cancel()
         for ended in await asyncio.gather(*streams, return_exceptions=True):
             if isinstance(ended, Exception):
                 self.failed.append(f"a steady client failed: {ended!r}")
-        self.tokens = counted
 
     async def _steady(self, number: int) -> None:
         body = {"model": "m", "prompt": f"client {number}", "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
@@ -67,11 +65,12 @@ class Swarm:
             writer.close()
 
     def _count(self, number: int) -> None:
-        self.tokens[number] = self.tokens.get(number, 0) + 1
         if self._to_begin:
             self._to_begin.discard(number)
             if not self._to_begin:
                 self._all_have_begun.set()
+        elif time.monotonic() <= self._until_s:  # the last to look, whoever asks for health, is a little later
+            self.tokens[number] += 1
 
     async def _restless(self, chance: random.Random) -> None:
         while self._rest_s > 0:

@@ -22,7 +22,7 @@ from serai.runtime.experts.disk import ReadMode
 TRIED = (8, 16)
 GOOD_ENOUGH = 0.95
 TRY_S = 0.15
-"""For each number: some tens of records of a few MB on an NVMe disk, a second in all."""
+"""For each number: some tens of records of a few MB on an NVMe disk."""
 
 
 class Records(Protocol):

@@ -8,6 +8,7 @@ A namespace may have a quota (`accounts`). Who waits for its own namespace's quo
 its own; idle sessions of its own are moved out for it, and of no other.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,9 +17,11 @@ from itertools import count
 
 import anyio
 
-from serai.runtime.errors import OutOfBudget, TooManyWaiting, WaitedTooLong
+from serai.runtime.errors import OutOfBudget, SeraiError, TooManyWaiting, WaitedTooLong
 from serai.runtime.memory.accounts import Account
 from serai.runtime.state import StatePool
+
+log = logging.getLogger(__name__)
 
 NOBODY_UNDER_WAY_S = 30.0
 """Where no call is under way, nothing can be moved out and nobody closes a session for so long, nobody will: a call
@@ -85,11 +88,12 @@ class Aside:
     """How a call that waits for memory gives up what its own session holds, to get it back when its turn comes.
 
     `step(is_called)` does that unless `is_called()` becomes true meanwhile, and says whether there was anything;
-    `needed_bytes()` is what must be free for the call from then on.
+    `needed_bytes()` is what must be free for the call as things stand, and `most_bytes` once everything is given up.
     """
 
     step: Callable[[Callable[[], bool]], Awaitable[bool]]
     needed_bytes: Callable[[], int]
+    most_bytes: int
 
 
 @dataclass(eq=False, slots=True)
@@ -98,10 +102,15 @@ class _Waiter:
 
     order: int
     account: Account
-    needed_bytes: int
+    asked_bytes: int
     going_on: bool
     aside: Aside | None
     turn: anyio.Event = field(default_factory=anyio.Event)
+
+    @property
+    def needed_bytes(self) -> int:
+        """What it needs now: more than it asked for, once it has given up some of what it held."""
+        return self.asked_bytes if self.aside is None else self.aside.needed_bytes()
 
     @property
     def rank(self) -> tuple[bool, int]:
@@ -225,10 +234,23 @@ class Admission:
         for other in sorted(waiting, key=lambda waiter: waiter.rank, reverse=True):
             if other.aside is None or (own_is_full and other.account is not one.account):
                 continue
-            if await other.aside.step(partial(self._is_called, other)):
-                other.needed_bytes = other.aside.needed_bytes()
-                return True
+            if self._is_called(other) or not self._could_fit(other.aside.most_bytes, other.account):
+                continue
+            try:
+                if await other.aside.step(partial(self._is_called, other)):
+                    return True
+            except SeraiError as error:
+                # As for idle sessions: whoever asks for memory isn't the one to be told of another's trouble.
+                log.warning("a session that waits could not be moved out of memory: %s", error)
         return False
+
+    def _could_fit(self, needed_bytes: int, account: Account) -> bool:
+        """Whether so much could be had alone."""
+        try:
+            self.check(needed_bytes, account)
+        except OutOfBudget:
+            return False
+        return True
 
     def _is_called(self, one: _Waiter) -> bool:
         """Whether it waits no more."""

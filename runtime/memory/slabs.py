@@ -5,6 +5,7 @@ can't be given back: over a day of many sessions a fifth of the budget came to l
 """
 
 import mmap
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,8 @@ class Slabs:
         # Private: what is shared stays in memory when it is given back, and only this process's count of it shrinks.
         memory = mmap.mmap(-1, count * self._stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if _MADV_HUGEPAGE is not None and self._stride >= _HUGE_BYTES:
-            memory.madvise(_MADV_HUGEPAGE)
+            with suppress(OSError):  # a kernel may be built without them
+                memory.madvise(_MADV_HUGEPAGE)
         whole = np.frombuffer(memory, dtype=np.uint8)
         for offset in range((count - 1) * self._stride, -1, -self._stride):
             buffer = whole[offset : offset + self._size]

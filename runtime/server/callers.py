@@ -35,8 +35,8 @@ class Key:
     that of its requests unless they ask for another, at most `most_priority`; `deadline_s` is the most time one may
     take. `may_pause`: it may pause the engine for the other namespaces, too.
 
-    A conversation that goes on takes two sessions of the `quota`, three where its request has notes for the model;
-    those kept to go on from give way.
+    A request under way takes a session of the `quota`, two where it has notes for the model; what is kept to go on from
+    takes none.
     """
 
     secret: str = field(repr=False)

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from serai.runtime.chat import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallBegin
+from serai.runtime.chat import ContentDelta, Event, ReasoningDelta, ToolArgumentsDelta, ToolCallBegin, ToolCallEnd
 from serai.runtime.chat.errors import PromptInvalid
 from serai.runtime.chat.messages import ToolCall
 from serai.runtime.server.asking import Asked, Usage
 from serai.runtime.server.gate import Gates
-from serai.runtime.server.messages_request import MessagesRequest
+from serai.runtime.server.messages_request import UNPARSED, MessagesRequest
 from serai.runtime.server.streams import Emit
 from serai.runtime.server.writing import Finish, Writer
 
@@ -75,6 +75,7 @@ class _Told:
         self._emit = emit
         self._index = -1
         self._open = ""
+        self._beside: list[str] = []  # what was said within a call, told after it
 
     async def begin(self, message: Mapping[str, Any]) -> None:
         """The message before there is anything of it."""
@@ -93,6 +94,8 @@ class _Told:
             case ReasoningDelta(text):
                 await self._open_block("thinking", {"thinking": "", "signature": ""})
                 await self._add("thinking_delta", "thinking", text)
+            case ContentDelta(text) if self._open == "tool_use":
+                self._beside.append(text)
             case ContentDelta(text):
                 await self._open_block("text", {"text": ""})
                 await self._add("text_delta", "text", text)
@@ -101,6 +104,8 @@ class _Told:
                 await self._open_block("tool_use", {"id": id_, "name": name, "input": {}})
             case ToolArgumentsDelta(_, text):
                 await self._add("input_json_delta", "partial_json", text)
+            case ToolCallEnd():
+                await self._close()
             case _:
                 return
 
@@ -108,6 +113,10 @@ class _Told:
         if self._open:
             self._open = ""
             await self._emit("content_block_stop", {"type": "content_block_stop", "index": self._index})
+        beside, self._beside = "".join(self._beside), []
+        if beside:
+            await self.tell(ContentDelta(beside))
+            await self._close()
 
     async def _open_block(self, kind: str, empty: Mapping[str, Any]) -> None:
         """Open a block, unless one of this kind is open."""
@@ -142,7 +151,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
         given = call.arguments_object()
     except PromptInvalid:
         given = None
-    broken = {"serai:unparsed": call.arguments}
+    broken = {UNPARSED: call.arguments}
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": broken if given is None else given}
 
 

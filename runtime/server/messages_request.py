@@ -22,6 +22,9 @@ from serai.runtime.server.errors import invalid
 from serai.runtime.server.fields import Fields
 from serai.runtime.server.held import Choice, read_choice
 
+UNPARSED = "serai:unparsed"
+"""The one argument of a call whose arguments are no object, such as a reply cut short leaves: what it wrote."""
+
 HIDDEN_BLOCKS = ("redacted_thinking",)
 """What only the server that wrote it could read, so it is passed over."""
 
@@ -45,8 +48,8 @@ def read_messages_request(body: Mapping[str, Any], caller: Caller, *, stored: bo
         raise invalid("max_tokens", "max_tokens is required, an integer of at least 1")
     choice = _choice(fields)
     output = fields.object("output_config")
-    thinking = _thinking(fields)
-    _, effort = read_effort(None if output is None else output.text("effort"), "output_config.effort")
+    thinks, effort = read_effort(None if output is None else output.text("effort"), "output_config.effort")
+    thinking = _thinking(fields) if thinks is None else thinks
     setting = Setting(read_declared_tools(_functions(fields.objects("tools")), "tools"), thinking, effort)
     priority, deadline = caller.urgency(fields)
     return MessagesRequest(
@@ -164,7 +167,8 @@ def _blocks(content: object, path: str) -> list[Fields]:
 
 
 def _user(blocks: Sequence[Fields]) -> list[Message]:
-    """The results of tools, each a message of its own, then what the user says beside them."""
+    """The results of tools, each a message of its own, then what the user says beside them. That a result is an error
+    has no form in the models' own markup; its text says so."""
     results: list[Message] = []
     parts: list[TextPart] = []
     for block in blocks:
@@ -187,12 +191,18 @@ def _assistant(blocks: Sequence[Fields]) -> Message:
             case "thinking":
                 reasoning.append(block.need_text("thinking"))
             case "tool_use":
-                given = block.object("input")
-                arguments = json.dumps({} if given is None else given.values, ensure_ascii=False)
-                calls.append(ToolCall(block.need_text("name"), arguments, block.need_text("id")))
+                calls.append(ToolCall(block.need_text("name"), _arguments(block), block.need_text("id")))
             case kind if kind not in HIDDEN_BLOCKS:
                 parts.append(TextPart(_text(block)))
     return Message("assistant", tuple(parts), reasoning="".join(reasoning), calls=tuple(calls))
+
+
+def _arguments(block: Fields) -> str:
+    """As JSON text; what was no object, and had been told as text, is that text again."""
+    given = block.object("input")
+    if given is not None and list(given.values) == [UNPARSED]:
+        return given.text(UNPARSED) or ""
+    return json.dumps({} if given is None else given.values, ensure_ascii=False)
 
 
 def _text(block: Fields) -> str:

@@ -7,6 +7,7 @@ the store is then resumed when it is asked for, by replaying at most the tokens 
 """
 
 import logging
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -259,12 +260,19 @@ class Sessions:
                 await self.forget(parked.place.id)
         if self._to_erase and self.store is not None:
             await anyio.to_thread.run_sync(self._erase, self.store, tuple(self._to_erase))
-        by_age = sorted(self._parked.values(), key=lambda one: one.used_s)
-        for parked in by_age[: max(0, len(by_age) - self._keep_hot)]:
+        for parked in self._too_many():
             if parked.stored and self.store is not None:
                 await self._unload(parked)
             else:
                 await self.forget(parked.place.id)
+
+    def _too_many(self) -> list[_Parked]:
+        """Those beyond `keep_hot`: one by one what was not used for longest in the namespace that has most."""
+        lines: defaultdict[str, deque[_Parked]] = defaultdict(deque)
+        for parked in sorted(self._parked.values(), key=lambda one: one.used_s):
+            lines[parked.place.namespace].append(parked)
+        beyond = range(self._keep_hot, len(self._parked))
+        return [max(lines.values(), key=len).popleft() for _ in beyond]
 
     async def _unload(self, parked: _Parked) -> None:
         """End a parked session; its place stays in the store."""

@@ -149,7 +149,7 @@ class Trail:
             account=own.account,
             held_bytes=held_bytes(services.pool, own.held),
             going_on=False,
-            aside=Aside(own.step_aside, needed),
+            aside=Aside(own.step_aside, needed, needed() + self._given_up(own)),
         )
         with reservation.closing():
             mine = await own.hot(reservation)
@@ -157,6 +157,10 @@ class Trail:
                 self._workflow, mine, ids, prefill=True, weight=weight, reservation=reservation
             )
         return state
+
+    def _given_up(self, own: OwnState) -> int:
+        """What it takes to bring the session's own state back once it was moved out."""
+        return 0 if own.held is None else session_bytes(self._services.pool.layout, own.position)
 
     async def _room(self, own: OwnState, whole: NDArray[np.int32], begin: int, known: _Known) -> Reservation | None:
         """All the memory for reading `whole` from `begin` on, where a state is `known` or stored if that is past the
@@ -170,9 +174,11 @@ class Trail:
             return own.needed_bytes(len(whole)) + growth + (session_bytes(pool.layout, begin) if read_in else 0)
 
         async def step_aside(is_called: Callable[[], bool]) -> bool:
+            # What is needed from here on counts at once: it may be called while its own state is still being stored.
             let_go = known.let_go()
             return await own.step_aside(is_called) or let_go
 
+        given_up = self._given_up(own) + (0 if known.state is None else session_bytes(pool.layout, begin))
         with (
             anyio.CancelScope() as scope,
             self._services.prefixes.telling(self._namespace, whole, above=begin, tell=scope.cancel),
@@ -182,7 +188,7 @@ class Trail:
                 account=own.account,
                 held_bytes=held_bytes(pool, own.held, known.state),
                 going_on=False,
-                aside=Aside(step_aside, needed),
+                aside=Aside(step_aside, needed, needed() + given_up),
             )
             if not scope.cancel_called:
                 return reservation

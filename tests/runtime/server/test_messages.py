@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from serai.runtime.server.callers import Key
+from serai.runtime.server.callers import Caller, Key
+from serai.runtime.server.messages_request import UNPARSED, read_messages_request
 from serai.runtime.server.options import ServerOptions
 from tests.runtime.server.client import Client, serving_model, user
 from tests.runtime.server.replies import K2, K3, ReplyModel
@@ -111,6 +112,33 @@ async def test_a_stream_adds_up_to_the_whole_message() -> None:
         assert whole["stop_reason"] == pieces["stop_reason"] == "tool_use"
         for one, other in zip(whole["content"], pieces["content"], strict=True):
             assert {**one, "id": ""} == {**other, "id": ""}
+
+
+async def test_what_is_said_within_a_call_is_told_after_it() -> None:
+    """A model that slips breaks no block: the call's arguments come whole, in the block that was opened for them."""
+    call = '<call tool="look" index="1">oh<argument key="at" type="string">a</argument>well</call>'
+    slips = f"so</think><response></response><tools>{call}</tools></message>!"
+    async with serving_model(ReplyModel(lambda prompt: slips)) as client:
+        body = asks(user("look"), tools=TOOLS, **THINKS)
+        pieces = added_up(await streamed(client, body))
+        kinds = [block["type"] for block in pieces["content"]]
+        assert kinds[:2] == ["thinking", "tool_use"]
+        assert pieces["content"][1]["input"] == {"at": "a"}
+        said = "".join(block["text"] for block in pieces["content"] if block["type"] == "text")
+        whole = await client.post(PATH, body)
+        assert said == "".join(block["text"] for block in whole["content"] if block["type"] == "text")
+
+
+def test_what_no_object_was_made_of_is_the_same_text_again() -> None:
+    told = {"type": "tool_use", "id": "c", "name": "look", "input": {UNPARSED: '{"at": '}}
+    body = {"model": "m", **asks(user("look"), {"role": "assistant", "content": [told]}, user("go on"))}
+    request = read_messages_request(body, Caller(), stored=True, counts=False)
+    assert request.ask.messages[1].calls[0].arguments == '{"at": '
+
+
+def test_no_effort_is_no_thinking() -> None:
+    body = {"model": "m", **asks(user("hi"), output_config={"effort": "none"}, **THINKS)}
+    assert read_messages_request(body, Caller(), stored=True, counts=False).ask.setting.thinking is False
 
 
 async def test_results_go_to_the_calls_they_answer_and_only_what_is_new_is_read(tmp_path: Path) -> None:

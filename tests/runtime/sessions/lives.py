@@ -64,22 +64,23 @@ class Sessions(World):
             self.happened["states thinned out"] += kept < len(ids)
         self.compare(known)
 
-    @precondition(lambda self: len(self.life.sessions) < MOST_SESSIONS)
-    @rule(place=places, cut=places, more=tokens, namespace=st.sampled_from(["", "other"]))
-    def begin_like_another(self, place: int, cut: int, more: list[int], namespace: str) -> None:
-        """A new session that starts with what one of the others has read, every other time with all of it: states are
-        left at the ends of calls."""
+    @precondition(lambda self: len(self.life.sessions) + 2 <= MOST_SESSIONS)
+    @rule(place=places, cut=places, more=tokens)
+    def begin_like_another(self, place: int, cut: int, more: list[int]) -> None:
+        """New sessions, one in each namespace, that start with what one of the others has read, every other time with
+        all of it: states are left at the ends of calls."""
         known = self.pick(place)
         if known is None or not known.ids:
             return
         end = cut % len(known.ids) + 1 if cut % 2 else len(known.ids)
         ids = (known.ids[:end] + more)[:MOST_TOKENS]
-        session = self.do(self.life.rt.session(namespace=namespace))
-        used = self.do(session.append(ids))
-        assert used.prefilled + used.reused == len(ids)
-        self.happened["a beginning that was known"] += used.reused > 0
-        self.happened["a beginning that another namespace has"] += namespace != known.session.namespace
-        self.compare(self.add(session, ids, len(ids)))
+        for namespace in ("", "other"):
+            session = self.do(self.life.rt.session(namespace=namespace))
+            used = self.do(session.append(ids))
+            assert used.prefilled + used.reused == len(ids)
+            self.happened["a beginning that was known"] += used.reused > 0
+            self.happened["a beginning that another namespace has"] += namespace != known.session.namespace
+            self.compare(self.add(session, ids, len(ids)))
 
     @precondition(lambda self: len(self.life.sessions) + 3 <= MOST_SESSIONS)
     @rule(ids=tokens, tails=st.lists(tokens, min_size=2, max_size=3))

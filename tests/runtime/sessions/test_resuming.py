@@ -89,7 +89,7 @@ async def test_what_was_said_survives_a_crash_and_is_replayed(tmp_path: Path) ->
 
 @pytest.mark.parametrize("as_is", [False, True])
 async def test_a_state_in_pages_of_another_size_is_replayed(tmp_path: Path, as_is: bool) -> None:
-    """Page size decides no bits (DESIGN §6b), so who is resumed is the same and exact."""
+    """Page size decides no bits (contract, b), so who is resumed is the same and exact."""
     async with fake_runtime(store=tmp_path) as rt:
         session = await rt.session()
         await session.append([1, 2, 3, 4, 5, 6])
