@@ -26,7 +26,6 @@ import contextlib
 import ctypes
 import logging
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +53,7 @@ from serai.kernels.atomic import (
     task_function_type,
 )
 from serai.kernels.compile import inline, kernel, thin
+from serai.kernels.ranks import give_way
 from serai.kernels.vec import define
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,6 @@ _MOST_TASKS = 1 << 31
 # About 0.1 ms of pauses: longer than the gap between two launches of a step, shorter than a scheduler's slice.
 _SPINS = 2500
 _SYMBOL = "serai_pool"
-_RANKS_BEHIND = 5  # in steps of niceness; the system takes 19 for anything above
 _HAS_POSIX_THREADS = os.name in ("posix",)
 
 
@@ -167,7 +166,7 @@ def _run(pool: int, function: int, context: int, tasks: int, spread: bool) -> No
     if (
         not spread
         or tasks < 2
-        or tasks > _MOST_TASKS
+        or tasks >= _MOST_TASKS
         or atomic_load(pool + _WORKERS) == 0
         or atomic_exchange(pool + _BUSY, 1) != 0
     ):
@@ -280,19 +279,6 @@ def _quota_cores() -> int:
         return 1 << 16 if quota == "max" else max(1, int(quota) // int(period))
     except (OSError, ValueError):
         return 1 << 16
-
-
-def give_way() -> None:
-    """Rank the calling thread behind the others of its process, where threads have ranks of their own (Linux).
-
-    Threads that compute never sleep during a step. One that only reacts, as an event loop does, then gets a core when
-    it is due instead of when their slice ends: of timers that are due beside two computing threads on two cores, one in
-    a hundred ran more than 1.9 ms late, and 4.4 ms without.
-    """
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # a sandbox may refuse; then timers run a little later
-            usual = os.getpriority(os.PRIO_PROCESS, os.getpid())  # the first thread's: others inherit their maker's
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), usual + _RANKS_BEHIND)
 
 
 def _live(pool: int, number: int) -> None:

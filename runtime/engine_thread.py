@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from serai.kernels.threads import give_way
+from serai.kernels.ranks import give_way
 from serai.runtime.to_the_end import to_the_end
 
 T = TypeVar("T")

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from serai.checkpoints.store import Store
 from serai.kernels import compile as kernels
+from serai.kernels.ranks import let_in_at_once
 from serai.kernels.threads import set_threads
 from serai.runtime.engine import Engine
 from serai.runtime.engine_thread import EngineThread
@@ -102,6 +103,7 @@ async def open_runtime(
     keep_little()
     async with AsyncExitStack() as stack:
         stack.enter_context(shared_fairly())
+        stack.enter_context(let_in_at_once())
         find = partial(find_model, model, experts_per_token=experts_per_token)
         found = await _made(stack, in_thread_to_the_end, find, lambda one: one.files.close())
         room = expert_room(found, chosen, budget_bytes, held)
