@@ -75,7 +75,7 @@ def _relays(folder: Path, boundaries: Sequence[int], tell: Callable[[str], None]
 
 def harness(module: str, *arguments: str) -> Mapping[str, Any]:
     """The object a harness prints. It leaves with 1 when it found something, which is a result and not a failure."""
-    command = [sys.executable, "-m", f"serai.checkpoints.{module}", *arguments]
+    command = [sys.executable, "-m", f"serai.checkpoints.harness.{module}", *arguments]
     # BLAS threads would be alive in the process that forks.
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     try:
