@@ -67,15 +67,13 @@ def test_who_reacts_has_short_turns_until_the_last_block_ends() -> None:
     assert child == after == usual != 100_000, "threads that it starts have usual turns"
 
 
-def test_who_computes_ranks_behind_and_has_long_turns() -> None:
+def test_who_computes_ranks_behind() -> None:
     seen: list[int] = []
 
     def compute() -> None:
         ranks.give_way()
-        seen.extend((os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), turn_ns()))
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
     usual = os.getpriority(os.PRIO_PROCESS, os.getpid())
     in_a_thread(compute)
-    assert seen[0] == min(usual + 5, 19)
-    if has_turns():
-        assert seen[1] == 20_000_000
+    assert seen == [min(usual + 5, 19)]
