@@ -143,6 +143,11 @@ class OrderedVisit(StreamedVisit):
         """Slots that it holds."""
         return len(self._given) + int(np.count_nonzero(self._open & (self._slots != NOT_HELD)))
 
+    @property
+    def lacks(self) -> bool:
+        """Whether something it may be asked for has no slot yet."""
+        return bool((self._slots[self._open] == NOT_HELD).any())
+
     def choose(self, ids: NDArray[np.int32], picks: int) -> None:
         """Its layer has come and wants these, ascending, which its rows picked `picks` times in all."""
         others = self._open.copy()
@@ -161,7 +166,10 @@ class OrderedVisit(StreamedVisit):
             visit.begin_missing()
 
     def _room(self) -> int:
-        return self._experts.cache.slots // 2 - sum(visit.holding for visit in self._experts.ordered)
+        ordered = self._experts.ordered
+        if any(visit.lacks for visit in ordered[: ordered.index(self)]):
+            return 0  # the slots that a later layer took would be missing in the one that is computed first
+        return self._experts.cache.slots // 2 - sum(visit.holding for visit in ordered)
 
     def _next(self, ready: NDArray[np.int64]) -> NDArray[np.int64]:
         run = np.flatnonzero(self._open)[:MOST_IN_ORDER]

@@ -218,8 +218,11 @@ class Asking:
             stack.pop_all()  # from here on they are the replies'
             stack.push_async_callback(asked.end)
             for choice in range(1, ask.choices):
-                one = await sessions.branch(session, choice)
-                first = None if before is None else await sessions.branch(before, choice)
+                async with AsyncExitStack() as refused:
+                    one = await sessions.branch(session, choice)
+                    refused.push_async_callback(sessions.end, one, erase=not ask.store)
+                    first = None if before is None else await sessions.branch(before, choice)
+                    refused.pop_all()
                 asked.add(one, first, gates, f"{reply}x{choice}x")
             yield asked
 

@@ -37,13 +37,15 @@ class Catalogue:
         if known.previous is not None:
             self._children.setdefault(known.previous, []).append(known.id)
 
-    def remove(self, place_id: str) -> None:
+    def remove(self, place_id: str) -> Known | None:
+        """Forget a place; what was known of it."""
         known = self._by_id.pop(place_id, None)
         if known is None:
-            return
+            return None
         _drop(self._by_chain, (known.namespace, known.chain), place_id)
         if known.previous is not None:
             _drop(self._children, known.previous, place_id)
+        return known
 
     def get(self, place_id: str, namespace: str) -> Known | None:
         known = self._by_id.get(place_id)

@@ -125,10 +125,14 @@ class Sessions:
         parked, replayed = await self._unpark(place)
         parked.used_s = anyio.current_time()
         async with parked.lock:
-            if len(parked.pending):
-                replayed += len(parked.pending)
-                await self._read_pending(parked)
-            return await self.branch(parked.session, None), replayed
+            try:
+                if len(parked.pending):
+                    replayed += len(parked.pending)
+                    await self._read_pending(parked)
+                return await self.branch(parked.session, None), replayed
+            finally:
+                if self._parked.get(place.id) is not parked:  # forgotten meanwhile, when its session was another
+                    await self.end(parked.session, erase=not parked.stored)
 
     async def _read_pending(self, parked: _Parked) -> None:
         """Read the ending of a place, on a session of its own: the place stays the last node of the one before."""
@@ -192,6 +196,9 @@ class Sessions:
                 self._to_erase.add(session_id)
             except SessionGone:
                 self._to_erase.discard(session_id)
+            except SeraiError as error:
+                log.warning("session %s is still stored, and will be deleted later: %s", session_id, error)
+                self._to_erase.add(session_id)
 
     # keeping what was said
 
@@ -283,7 +290,7 @@ class Sessions:
     async def forget(self, place_id: str) -> None:
         """Delete a place: it can't be gone on from any more. What others built on it stays theirs."""
         parked = self._parked.pop(place_id, None)
-        self.catalogue.remove(place_id)
+        known = self.catalogue.remove(place_id)
         if parked is not None:
             await self.end(parked.session, erase=not parked.stored)
         store = self.store
@@ -300,6 +307,10 @@ class Sessions:
             await anyio.to_thread.run_sync(work)
         except SessionGone:
             log.debug("place %s was not stored", place_id)
+        except SeraiError:
+            if known is not None:
+                self.catalogue.add(known)  # it is there still: whoever asks again can have it deleted
+            raise
 
     async def close(self) -> None:
         """Wait until the states of what is parked are stored, and end it."""

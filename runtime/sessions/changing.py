@@ -213,7 +213,8 @@ class ChangingSession(DurableSession):
         """Say something else in an earlier turn: go back to where it began and append `content` instead.
 
         What was said stays in the store as a branch. All or nothing: on an error or cancellation the session is what it
-        was. Its state is held until then, beside the one that comes of it.
+        was. Its state is held until then, beside the one that comes of it; states kept after that turn are let go of
+        either way.
         """
         with self.use("edit"):
             self._timeline.end_of(turn)  # raises, naming the turns there are

@@ -275,8 +275,8 @@ class Holding:
 
     async def cool(self, record: Record, in_use: Callable[[], bool]) -> bool:
         """Store the state and free its memory; False when somebody came to use it meanwhile, and then it stays."""
-        if in_use():
-            return False  # whoever uses it may hold the lock, and wait for the very memory this is to free
+        if in_use() or self._state is None or self._state.fixed is None:
+            return False  # whoever uses it or has it read may hold the lock, and wait for the memory this is to free
         async with self._moving:
             state = self._state
             if state is None or self._lag or in_use():

@@ -157,10 +157,7 @@ class LiveSession:
 
     async def step_aside(self, is_called: Callable[[], bool]) -> bool:
         """As `demote`, while the call that holds the session waits for memory, until it `is_called`."""
-        state = self._holding.state
-        if state is None or state.fixed is None or not self._services.journal.is_durable:
-            return False  # nothing to give up; and it may be on its way in, waiting for the very memory this is to free
-        return await self._cool(lambda: is_called() or not self.is_open)
+        return self._services.journal.is_durable and await self._cool(lambda: is_called() or not self.is_open)
 
     async def _cool(self, in_use: Callable[[], bool]) -> bool:
         moved = await self._holding.cool(self.record, in_use)

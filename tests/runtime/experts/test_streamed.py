@@ -1,6 +1,7 @@
 """Visits to a cache smaller than all experts."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -37,10 +38,12 @@ def streaming(
 def everything(experts: Experts, visit: Visit, layer: int, wanted: NDArray[np.int32]) -> list[list[int]]:
     """Take all of a visit, holding each record against what it should be; gives the ids batch by batch."""
     batches = []
+    end_s = time.monotonic() + 60
     while not visit.finished:
+        assert time.monotonic() < end_s, "it waits for ever"
         batch = visit.take()
         if batch is None:
-            visit.wait(30)
+            visit.wait(1)
             continue
         for which, address in zip(batch.which, batch.addresses, strict=True):
             assert np.array_equal(at_address(int(address)), expected_record(layer, int(wanted[which])))
@@ -322,6 +325,20 @@ def test_an_ordered_visit_is_read_ahead_of_by_the_next_as_slots_come_free(tmp_pa
         assert experts.reader.counters.reads == 16
         counters = experts.status.cache
         assert (counters.misses + counters.guesses_used, counters.loads) == (16, 16)
+
+
+def test_a_later_ordered_visit_leaves_the_slots_to_the_one_before_it(tmp_path: Path) -> None:
+    """Of two slots ordered visits have one; the later took it when it came free, and the earlier waited for ever."""
+    with streaming(tmp_path, 2) as experts:
+        step = experts.visit(1, ids(6, 7), 2)
+        first = experts.expect(1)  # the step holds both slots
+        read_to_the_end(experts)
+        step.close()
+        second = experts.expect(2)
+        visit = experts.visit(1, ids(0, 3), 99, expected=first)
+        assert list(chain(*everything(experts, visit, 1, ids(0, 3)))) == [0, 3]
+        visit = experts.visit(2, ids(1, 4), 99, expected=second)
+        assert list(chain(*everything(experts, visit, 2, ids(1, 4)))) == [1, 4]
 
 
 def test_what_was_expected_and_is_not_chosen_is_not_read(tmp_path: Path) -> None:

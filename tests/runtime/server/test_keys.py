@@ -127,6 +127,16 @@ async def test_who_has_used_up_its_quota_is_told_to_come_back_and_others_are_ser
         assert (await client.call("POST", CHAT, asks("x", n=3), key="small")).status == 200
 
 
+async def test_a_choice_that_is_refused_halfway_leaves_nothing() -> None:
+    """Replies to notes have two sessions each; when the second one's was refused, its first was nobody's any more."""
+    key = Key(secret="k", namespace="n", quota=Quota(sessions=3))
+    async with serving_model(ReplyModel(lambda prompt: SHORT), options(key)) as client:
+        noted = asks("x", n=2, response_format={"type": "json_object"})
+        refused = await client.call("POST", CHAT, noted, key="k")
+        assert (refused.status, refused.json()["error"]["code"]) == (429, "over_quota")
+        assert client.service.runtime.status().sessions == ()
+
+
 async def test_places_kept_hot_are_no_sessions_of_a_quota(tmp_path: Path) -> None:
     key = Key(secret="k", namespace="n", quota=Quota(sessions=1))
     model = ReplyModel(lambda prompt: f"</think><response>{prompt.count(USER)}</response></message>!")

@@ -1,17 +1,25 @@
-"""Places that clients go on from: each is brought back once, whoever comes and goes meanwhile."""
+"""Places that clients go on from: each is brought back once and freed once, whoever comes and goes meanwhile."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from serai.runtime import Session
+from serai.checkpoints.names import new_id
+from serai.checkpoints.store import Store
+from serai.runtime import Runtime, Session
 from serai.runtime.chat import Cursor
+from serai.runtime.errors import SeraiError
 from serai.runtime.server.ask import Setting
-from serai.runtime.server.places import Place
+from serai.runtime.server.places import Ending, Place
 from serai.runtime.server.sessions import Sessions
 from tests.runtime.fake_runtime import fake_runtime
+from tests.runtime.gate import Gate
+from tests.runtime.scripted import ScriptedModel
 
 pytestmark = pytest.mark.anyio
 
@@ -57,3 +65,84 @@ async def test_a_waiting_client_who_leaves_does_not_let_a_place_be_resumed_twice
         assert (resumed, sessions.parked) == (1, 1)
         await sessions.close()
         assert rt.status().sessions == ()
+
+
+def sessions_of(rt: Runtime, monkeypatch: pytest.MonkeyPatch) -> Sessions:
+    monkeypatch.setattr(rt, "chat_format", lambda: None)  # nothing is rendered here
+    return Sessions(rt, keep_hot=8, unstored_ttl_s=60)
+
+
+def place_at(place_id: str) -> Callable[[int], Place]:
+    return lambda position: Place(place_id, "", position, Cursor(), Setting(), chain="", previous=None)
+
+
+def ids(*given: int) -> NDArray[np.int32]:
+    return np.array(given, np.int32)
+
+
+async def test_a_place_that_is_forgotten_while_its_ending_is_read_leaves_no_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(2)
+    async with fake_runtime(ScriptedModel(before_layer=gate), store=tmp_path) as rt:
+        sessions = sessions_of(rt, monkeypatch)
+        session = await rt.session()
+        await session.append([1] * 20)
+        ending = Ending(ids(2, 3), ids(4, 5))
+        place = await sessions.keep(place_at(new_id()), session, ending=ending, store=True)
+        async with anyio.create_task_group() as tasks:
+
+            async def go_on() -> None:
+                fork, _ = await sessions.go_on(place)
+                await fork.close()
+
+            tasks.start_soon(go_on)
+            await gate.reached.wait()
+            await sessions.forget(place.id)
+            gate.open()
+        assert sessions.parked == 0
+        assert rt.status().sessions == ()
+
+
+async def test_a_place_that_could_not_be_deleted_can_be_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fake_runtime(store=tmp_path) as rt:
+        sessions = sessions_of(rt, monkeypatch)
+        session = await rt.session()
+        await session.append([1] * 20)
+        place = await sessions.keep(place_at(new_id()), session, ending=None, store=True)
+
+        def fails(self: Store, *given: Any) -> None:
+            raise SeraiError("the disk is full")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(Store, "delete", fails)
+            with pytest.raises(SeraiError, match="disk is full"):
+                await sessions.forget(place.id)
+        assert (await sessions.place(place.id, "")).id == place.id
+        await sessions.forget(place.id)
+        with pytest.raises(Exception, match=place.id):
+            await sessions.place(place.id, "")
+
+
+async def test_a_session_that_could_not_be_deleted_is_deleted_later_and_nobody_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fake_runtime(store=tmp_path) as rt:
+        sessions = sessions_of(rt, monkeypatch)
+        session = await rt.session()
+        await session.append([1] * 20)
+        await session.flush()
+        assert rt.store is not None
+        assert len(rt.store.sessions()) == 1
+
+        def fails(self: Store, *given: Any) -> None:
+            raise SeraiError("the disk is full")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(Store, "delete_session", fails)
+            await sessions.end(session, erase=True)
+        assert len(rt.store.sessions()) == 1
+        await sessions.tidy(now_s=0)
+        assert not rt.store.sessions()
