@@ -30,7 +30,7 @@ from serai.kernels import q4 as _q4
 from serai.kernels import q8 as _q8
 
 LANES = 16
-GROUP = 32
+GROUP = _q4.GROUP
 """Columns that share a scale, in MXFP4 weights and in 8-bit activations."""
 
 _LINE = 64

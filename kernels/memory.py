@@ -21,7 +21,6 @@ from serai.kernels.vec import (
     i8x64,
     i32x16,
     pointer_value,
-    splat_value,
     u8x16,
     u8x64,
     u16x16,
@@ -102,19 +101,6 @@ def load16_n(typingctx: Any, array: Any, index: Any, n: Any) -> Any:
 
 def _fits(array: Any, v: Any) -> bool:
     return _is_array(array) and isinstance(v, Vec) and KIND_OF_DTYPE[array.dtype] == v.kind
-
-
-@define
-def store16(typingctx: Any, array: Any, index: Any, v: Any) -> Any:
-    """Write the vector to ``array`` from flat element ``index``."""
-    if not _fits(array, v) or not isinstance(index, types.Integer):
-        return None
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        _store(builder, _element_address(context, builder, array, args[0], args[1]), v, args[2])
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64, v), codegen
 
 
 @define
@@ -222,19 +208,6 @@ def _store_scalar_at(dtype: Any, doc: str) -> Any:
 store_scalar_f32_at = _store_scalar_at(types.float32, "Write one float32 to a byte address.")
 store_scalar_i32_at = _store_scalar_at(types.int32, "Write one int32 to a byte address.")
 store_scalar_u8_at = _store_scalar_at(types.uint8, "Write one byte to a byte address.")
-
-
-@define
-def broadcast4_at(typingctx: Any, address: Any) -> Any:
-    """The four int8 at a byte address, repeated in all sixteen groups of four lanes."""
-    if not isinstance(address, types.Integer):
-        return None
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        word = builder.load(pointer_value(builder, args[0], ir.IntType(32)), align=1, typ=ir.IntType(32))
-        return builder.bitcast(splat_value(builder, word, 16), i8x64.llvm)
-
-    return i8x64(types.int64), codegen
 
 
 def _prefetch(level: int, doc: str) -> Any:

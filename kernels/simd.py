@@ -66,12 +66,6 @@ splat_u8x64 = _splat(u8x64)
 
 
 @define
-def iota_i32(typingctx: Any) -> Any:
-    """The lane numbers 0..15."""
-    return i32x16(), lambda context, builder, sig, args: constant(i32x16, list(range(16)))
-
-
-@define
 def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
     """``a * b + c`` rounded once."""
     vec = common(a, b, c)

@@ -18,6 +18,9 @@ class LoopDelay:
         """Keeps that many measurements, the latest; None for all."""
         self._delays_s: deque[float] = deque(maxlen=kept)
 
+    def __len__(self) -> int:
+        return len(self._delays_s)
+
     async def measure(self) -> None:
         """Runs until cancelled."""
         while True:

@@ -1,16 +1,11 @@
 """What a fork costs at the size of Kimi K3: the session is real, its state only has the right shape."""
 
 import time
-from array import array
 from dataclasses import dataclass
 
-from serai.checkpoints.names import new_id
 from serai.checkpoints.nodes import NodeKind
 from serai.checkpoints.snapshot import LatentType, StateLayout
-from serai.runtime.bench.no_engine import services_without_engine
-from serai.runtime.sessions.holding import Holding
-from serai.runtime.sessions.session import Session
-from serai.runtime.sessions.turns import Span, Timeline
+from serai.runtime.bench.no_engine import services_without_engine, session_at
 
 K3_STATE = StateLayout(
     kda_shape=(69, 96, 128, 128),
@@ -43,15 +38,7 @@ async def fork_cost(times: int, tokens: int = TOKENS) -> ForkCost:
         empty = pool.empty()
         state = pool.draft(empty, tokens, with_logits=True).commit()
         empty.release()
-        ids = array("i", [number % K3_STATE.vocab for number in range(tokens)])
-        parent = Session(
-            services,
-            session_id=new_id(),
-            timeline=Timeline(ids, [Span(0, 0, generated=False)]),
-            holding=Holding(services.keeper, state, tokens),
-            namespace="",
-            label="",
-        )
+        parent = session_at(services, state)
         parent.record.started(parent.timeline, NodeKind.ROOT)  # forks hang under it without a token of their own
         before, seconds, forks = pool.live_bytes, [], []
         for _ in range(times):

@@ -23,6 +23,7 @@ from serai.runtime.bench.report import Claim, Report
 from serai.runtime.bench.resident import forget_peak, peak_resident_bytes, resident_bytes
 from serai.runtime.bench.small_model import small_model
 from serai.runtime.bench.tool_wait import mid_shape, mid_tool_wait, small_tool_wait, tool_claim
+from serai.runtime.loop_delay import LoopDelay
 from serai.runtime.memory.beside import beside_bytes
 from serai.runtime.memory.give_back import give_back_freed
 from serai.runtime.opening import open_runtime
@@ -126,17 +127,15 @@ async def _day(model: Path, name: str, folder: Path, scale: Scale, tell: Callabl
     give_back_freed()
     before_bytes = resident_bytes()
     forget_peak()
-    delays: list[float] = []
+    delay = LoopDelay(kept=None)
     with tempfile.TemporaryDirectory(prefix="serai-bench-sessions-", dir=folder) as store:
-        async with open_runtime(model, budget=budget_bytes, store=store) as rt, anyio.create_task_group() as tasks:
-            tasks.start_soon(_measure_delay, delays)
+        async with open_runtime(model, budget=budget_bytes, store=store) as rt, delay.measured():
             began_s = time.perf_counter()
             answers = await _live(rt, scripts, scale.working, tell)
             took_s = time.perf_counter() - began_s
             status = rt.status()
             rss = (peak_resident_bytes() - before_bytes) / budget_bytes
-            delay_ms = 1e3 * float(np.quantile(delays, 0.99))
-            tasks.cancel_scope.cancel()
+            delay_ms = 1e3 * delay.p99_s()
     fair = await _fairness(model, scale, tell)
     equal = await _solo(model, scripts, answers, scale, tell)
     prompts = sum(len(script.prompt) + len(script.tool_said) for script in scripts)
@@ -175,7 +174,7 @@ async def _day(model: Path, name: str, folder: Path, scale: Scale, tell: Callabl
             f"(peak RSS − RSS just before open_runtime, kernels compiled) ÷ {budget_bytes / 2**20:,.1f} MiB, over the "
             "whole day",
         ),
-        Claim.below("loop_delay_p99_ms", delay_ms, "ms", 3.0, f"{len(delays):,} timers of 10 ms over the whole day"),
+        Claim.below("loop_delay_p99_ms", delay_ms, "ms", 3.0, f"{len(delay):,} timers of 10 ms over the whole day"),
         fair,
     )
     return Day(claims, (row,))
@@ -297,13 +296,6 @@ async def _fairness(model: Path, scale: Scale, tell: Callable[[str], None]) -> C
         f"Jain's index of the tokens of {count} equal workflows in {scale.fair_s:g} s: {min(tokens)} to {max(tokens)}"
     )
     return Claim("fairness", index, "index", ">= 0.95", index >= 0.95, detail)
-
-
-async def _measure_delay(delays: list[float]) -> None:
-    while True:
-        due = anyio.current_time() + 0.01
-        await anyio.sleep_until(due)
-        delays.append(anyio.current_time() - due)
 
 
 def _forking_claims(cost: ForkCost, times: int) -> tuple[Claim, Claim]:

@@ -2,7 +2,6 @@
 
 import tempfile
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,11 @@ from pathlib import Path
 import anyio.to_thread
 import numpy as np
 
-from serai.checkpoints.names import new_id
 from serai.checkpoints.nodes import NodeKind
 from serai.checkpoints.store import Store
 from serai.runtime.bench.mid import MID_K3, cached_mid_model, with_layers
 from serai.runtime.bench.model import PROMPT_TOKENS, state_at
-from serai.runtime.bench.no_engine import services_without_engine
+from serai.runtime.bench.no_engine import services_without_engine, session_at
 from serai.runtime.bench.report import Claim
 from serai.runtime.bench.tiny import TinyModel
 from serai.runtime.checks.stepping import Stepper
@@ -23,9 +21,8 @@ from serai.runtime.models.open_model import LoadedModel, Precision, find_model, 
 from serai.runtime.opening import open_runtime
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
-from serai.runtime.sessions.holding import Holding
 from serai.runtime.sessions.session import Session
-from serai.runtime.sessions.turns import Span, Timeline
+from serai.runtime.sessions.turns import Timeline
 from serai.runtime.state import State, StatePool
 
 MOST_COST = 0.01
@@ -116,15 +113,7 @@ async def mid_tool_wait(folder: Path, tokens: int, shape: TinyModel, tell: Calla
                 with services_without_engine(loaded.layout, store) as services:
                     stepper = Stepper(loaded, services.pool)
                     state = state_at(stepper, loaded, tokens - PROMPT_TOKENS, 0)
-                    ids = array("i", [number % shape.vocab for number in range(tokens)])
-                    session = Session(
-                        services,
-                        session_id=new_id(),
-                        timeline=Timeline(ids, [Span(0, 0, generated=False)]),
-                        holding=Holding(services.keeper, state, tokens),
-                        namespace="",
-                        label="",
-                    )
+                    session = session_at(services, state)
                     session.record.started(Timeline(), NodeKind.ROOT)
                     session.record.appended(session.tokens(), session.timeline, {})
                     try:

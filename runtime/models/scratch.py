@@ -91,7 +91,7 @@ class Scratch:
         return self._floats[name][start : start + rows * width].reshape(rows, width)
 
     def activations(self, rows: int, columns: int) -> Quantized:
-        """Room for that many rows as 8-bit numbers, for a product with 8-bit weights; what it holds is unknown."""
+        """Room for that many rows as 8-bit numbers, for a product with quantised weights; what it holds is unknown."""
         part = self._parts.get((rows, columns))
         if part is None:
             if self._activations is None:

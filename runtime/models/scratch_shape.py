@@ -14,9 +14,9 @@ from serai.runtime.state import Part, part_bytes
 class ScratchShape:
     """Widths, in 4-byte numbers a row, of the buffers a step needs.
 
-    Layers take turns, so each buffer is as wide as its widest use; `inputs` is the widest input of a projection, for an
-    8-bit trunk; `state` counts the numbers of a session's fixed state, not of a row. Not among them: the logits of a
-    row, which belong to the session's state, and what each compute thread keeps for itself.
+    Layers take turns, so each buffer is as wide as its widest use; `inputs` is the widest input of a projection, for a
+    quantised trunk; `state` counts the numbers of a session's fixed state, not of a row. Not among them: the logits of
+    a row, which belong to the session's state, and what each compute thread keeps for itself.
     """
 
     hidden: int

@@ -1,4 +1,4 @@
-"""Moving a session to another store, or to a place from which another runtime takes it; see `checkpoints.handover`.
+"""Moving a session to another store, or to a place from which another runtime takes it; see `moving/handover`.
 
 What costs time, the state, goes while the session is still owned here and is sent only as far as it is missing there.
 Then ownership changes hands in a few small writes, which a cancelled caller waits for.
