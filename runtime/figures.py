@@ -26,7 +26,7 @@ class ModelFacts:
 def figures(services: Services, facts: ModelFacts) -> Status:
     """A snapshot of all figures."""
     counters = services.driver.counters
-    pool, now_s = services.pool, services.now_s()
+    pool, now_s, kept_bytes = services.pool, services.now_s(), services.prefixes.kept_bytes
     return Status(
         model=facts.name,
         precision=facts.precision,
@@ -36,8 +36,8 @@ def figures(services: Services, facts: ModelFacts) -> Status:
             trunk_bytes=facts.trunk_bytes,
             expert_bytes=facts.expert_bytes,
             scratch_bytes=facts.scratch_bytes,
-            live_bytes=pool.live_bytes - services.prefixes.kept_bytes,
-            kept_bytes=services.prefixes.kept_bytes,
+            live_bytes=pool.live_bytes - kept_bytes,
+            kept_bytes=kept_bytes,
             spare_bytes=pool.spare_bytes,
             reserved_bytes=services.admission.reserved_bytes,
             ids_bytes=pool.beside_bytes,

@@ -23,7 +23,7 @@ from serai.runtime.runtime import Runtime
 from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.server.app import serving
 from serai.runtime.server.options import ServerOptions
-from serai.runtime.server.running import listen, run_app
+from serai.runtime.server.running import listen, run_app, settle_in
 from serai.runtime.server.service import Service
 from serai.runtime.step import Slice, StepEngine, StepPlan, StepResult
 
@@ -111,6 +111,7 @@ async def _bench(model: Path, span: Span, tell: Callable[[str], None]) -> Report
         port = bound.getsockname()[1]
         async with open_runtime(model, store=store) as runtime:
             runtime.wrap_engine(Paced)
+            settle_in()
             tell(f"{CLIENTS} sessions in this process, {span.calm_s:g} s")
             inside = await _inside(runtime, span.calm_s)
             async with serving(runtime, options) as app, anyio.create_task_group() as tasks:

@@ -37,9 +37,11 @@ class Kept:
 
 @dataclass(slots=True)
 class _Tenant:
-    """What is known within one namespace, by position and digest; `counts` are the entries at each position."""
+    """What is known within one namespace, by position and digest; `counts` are the entries at each position, `held`
+    those whose state is in memory, in the order of their last use."""
 
     entries: dict[tuple[int, bytes], Kept] = field(default_factory=dict)
+    held: dict[Kept, None] = field(default_factory=dict)
     positions: list[int] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)
     computing: dict[tuple[int, bytes], anyio.Event] = field(default_factory=dict)
@@ -80,11 +82,11 @@ class Prefixes:
     @property
     def kept_bytes(self) -> int:
         """Bytes that only kept states hold."""
-        return sum(self._pool.held_bytes(one.state)[0] for one in self._all())
+        return sum(self._pool.held_bytes(state)[0] for state in self.states())
 
     def states(self) -> Iterator[State]:
         """Every state that is kept in memory."""
-        return (one.state for one in self._all() if one.state is not None)
+        return (one.state for tenant in self._tenants.values() for one in tenant.held if one.state is not None)
 
     def keep(self, namespace: str, digest: bytes, state: State, *, owner: str = "") -> Kept:
         """Keep a state in memory; the caller's reference stays the caller's."""
@@ -92,6 +94,7 @@ class Prefixes:
         entry.owners.add(owner)
         if entry.state is None:
             entry.state = state.retain()
+            self._used(entry)
         return entry
 
     def leave(self, entry: Kept, owner: str) -> None:
@@ -115,7 +118,7 @@ class Prefixes:
             if entry is not None and (entry.state is not None or entry.node_id is not None):
                 found = entry
         if found is not None:
-            found.used_s = self._now_s()
+            self._used(found)
         return found
 
     def being_computed(self, namespace: str, ids: NDArray[np.int32], *, above: int) -> anyio.Event | None:
@@ -161,6 +164,7 @@ class Prefixes:
         if entry.state is not None:
             entry.state.release()
             entry.state = None
+            del self._tenant(entry.namespace).held[entry]
         if entry.node_id is None:
             self._forget(entry)
 
@@ -182,12 +186,12 @@ class Prefixes:
         """Drop kept states, of one namespace or of all, those unused for longest first, until about so much is free;
         gives the bytes freed."""
         before = self._pool.live_bytes
-        entries = self._all() if namespace is None else self._tenant(namespace).entries.values()
-        held = sorted((one for one in entries if one.state is not None), key=lambda one: one.used_s)
-        for entry in held:
-            if before - self._pool.live_bytes >= needed_bytes:
+        tenants = self._tenants.values() if namespace is None else (self._tenant(namespace),)
+        while before - self._pool.live_bytes < needed_bytes:
+            oldest = [next(iter(tenant.held)) for tenant in tenants if tenant.held]
+            if not oldest:
                 break
-            self.drop(entry)
+            self.drop(min(oldest, key=lambda one: one.used_s))
         return before - self._pool.live_bytes
 
     def clear(self) -> None:
@@ -205,8 +209,15 @@ class Prefixes:
             tenant.counts[position] = counted + 1
             if counted == 0:
                 insort(tenant.positions, position)
-        entry.used_s = self._now_s()
+        self._used(entry)
         return entry
+
+    def _used(self, entry: Kept) -> None:
+        entry.used_s = self._now_s()
+        if entry.state is not None:
+            held = self._tenant(entry.namespace).held
+            held.pop(entry, None)
+            held[entry] = None
 
     def _forget(self, entry: Kept) -> None:
         tenant, key = self._tenant(entry.namespace), (entry.position, entry.digest)
