@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -158,10 +159,12 @@ class Shelf:
         bases: Sequence[str] = (),
         *,
         namespace: str,
+        meanwhile: Callable[[list[SavedPart]], None],
     ) -> list[SavedPart]:
         """Have every part of a snapshot on disk, durably, in the order of `Manifest.parts`.
 
-        If that fails, none of those it wrote is left. What only other namespaces have, or are writing, is written once
+        `meanwhile` is told of them when all are written, and may have a file of its own settle with theirs: the disk
+        then flushes once for both. If that fails, none of those it wrote is left. What only other namespaces have, or are writing, is written once
         more: what a save writes, and how long it takes, must not tell one tenant what another has read.
         """
         mine: list[str] = []
@@ -171,11 +174,14 @@ class Shelf:
 
         try:
             saved: list[SavedPart] = []
+            settling: list[Callable[[], None]] = []
             slots = slots_of(snapshot, storage, bases)
             for start in range(0, len(slots), SETTLED_TOGETHER):
+                _each(self.writers, _call, settling)
                 group = _each(self.writers, put_one, slots[start : start + SETTLED_TOGETHER])
-                _each(self.writers, self._settle, [part.row.hash for part in group if not part.is_durable])
+                settling = [partial(self._settle, part.row.hash) for part in group if not part.is_durable]
                 saved += group
+            _each(self.writers, _call, [partial(meanwhile, saved), *settling])
             self.files.sync(part.row.hash for part in saved if not part.is_durable)
         except BaseException:
             self.discard(mine)
@@ -360,6 +366,10 @@ class Shelf:
         if slot.identity is not None:
             with self.index.lock:
                 self.known.setdefault(slot.identity, {})[slot.stored_as] = name
+
+
+def _call(work: Callable[[], None]) -> None:
+    work()
 
 
 def _each(pool: ThreadPoolExecutor, work: Callable[[T], R], items: Sequence[T]) -> list[R]:

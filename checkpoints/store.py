@@ -27,7 +27,7 @@ from serai.checkpoints.files.manifest import (
     state_parts,
     state_specs,
 )
-from serai.checkpoints.format import MAX_PART_BYTES, DocumentKind, frame_document, read_document
+from serai.checkpoints.format import MAX_PART_BYTES, Document, DocumentKind, frame_document, read_document
 from serai.checkpoints.reports import IN_BACKGROUND, Erased, SaveReport, Sizes, SnapshotInfo
 from serai.checkpoints.rows import FileKind, NodeRow, SnapshotRow
 from serai.checkpoints.saving import Allocate, SavedPart
@@ -98,16 +98,26 @@ class Store(Tree):
         """
         started_s = time.perf_counter()
         with self._doing(f"saving node {node_id}"):
-            with self._pins.held() as pin:
+            with self._pins.held() as pin, self._settled_before() as settled:
                 row = self._row(node_id)
                 _check_fits(row, snapshot, storage)
                 bases = self._bases(row, snapshot, storage) if packing is Packing.SMALL else ()
-                saved = self._shelf.put(snapshot, storage, packing, pin, bases, namespace=row.namespace)
-                hashes = tuple(part.row.hash for part in saved)
+                created_s = self._now()
+
+                def entry_of(parts: list[SavedPart]) -> Manifest:
+                    hashes = tuple(part.row.hash for part in parts)
+                    return _entry(row, snapshot, fingerprint, storage, hashes, reason=reason, created_s=created_s)
+
+                def settle_manifest(parts: list[SavedPart]) -> None:
+                    _, document = self._manifest_file(entry_of(parts))
+                    settled[document.hash] = self._write_temporary(document.data)
+
+                saved = self._shelf.put(
+                    snapshot, storage, packing, pin, bases, namespace=row.namespace, meanwhile=settle_manifest
+                )
                 new = {part.row.hash: part.row.file_bytes for part in saved if part.is_new}
                 try:
-                    entry = _entry(row, snapshot, fingerprint, storage, hashes, reason=reason, created_s=self._now())
-                    manifest_bytes = self._commit(entry, saved)
+                    manifest_bytes = self._commit(entry_of(saved), saved, settled)
                 except BaseException:
                     self._shelf.discard(new)
                     raise
@@ -117,7 +127,7 @@ class Store(Tree):
             new_raw_bytes=sum(part.row.raw_bytes for part in saved if part.is_new),
             written_bytes=sum(new.values()) + manifest_bytes,
             parts_new=len(new),
-            parts_shared=len(set(hashes)) - len(new),
+            parts_shared=len({part.row.hash for part in saved}) - len(new),
             elapsed_s=time.perf_counter() - started_s,
         )
 
@@ -132,17 +142,23 @@ class Store(Tree):
         fits = before is not None and before.layout == snapshot.layout and before.storage.state is storage.state
         return before.state if before is not None and fits else ()
 
-    def _commit(self, entry: Manifest, parts: list[SavedPart]) -> int:
-        """Write the manifest and make the snapshot visible; the manifest's bytes."""
+    def _manifest_file(self, entry: Manifest) -> tuple[Manifest, Document]:
+        """The manifest as it is to be written now, and its file."""
+        former = self._index.snapshot(entry.node_id)
+        if former is not None and entry.reason == IN_BACKGROUND:
+            entry = replace(entry, reason=former.reason)  # what somebody has asked for stays asked for
+        return entry, frame_document(DocumentKind.MANIFEST, manifest.encode(entry))
+
+    def _commit(self, entry: Manifest, parts: list[SavedPart], settled: dict[str, str] | None = None) -> int:
+        """Write the manifest, unless it is `settled` (see `_settled_before`), and make the snapshot visible; the
+        manifest's bytes."""
         with self._index.lock:
             self._row(entry.node_id)  # it may have been erased meanwhile
             former = self._index.snapshot(entry.node_id)
-            if former is not None and entry.reason == IN_BACKGROUND:
-                entry = replace(entry, reason=former.reason)  # what somebody has asked for stays asked for
-            document = frame_document(DocumentKind.MANIFEST, manifest.encode(entry))
+            entry, document = self._manifest_file(entry)
             if former is not None and former.manifest == document.hash and former.set_aside is None:
                 return 0
-            self._write_file(document.data, self._folders.manifests, document.hash)
+            self._write_file(document.data, self._folders.manifests, document.hash, settled)
             row = SnapshotRow(
                 node=entry.node_id,
                 manifest=document.hash,

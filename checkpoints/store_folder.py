@@ -113,17 +113,31 @@ class StoreFolder:
             raise SessionGone(name=node_id)
         return row
 
-    def _write_file(self, data: bytes, folder: Folder, name: str) -> None:
-        """Write a whole file durably under its final name."""
-        temporary = self._folders.temporary.write_temporary([data], size_bytes=len(data), direct=False)
-        self._folders.temporary.publish(temporary, folder, name)
+    @contextmanager
+    def _settled_before(self) -> Iterator[dict[str, str]]:
+        """Whole files that are on the disk already and only lack their final name: the temporary one of each by that.
+        Those that nobody has given it by the end of the block go."""
+        settled: dict[str, str] = {}
+        try:
+            yield settled
+        finally:
+            for temporary in settled.values():
+                with suppress(OSError):  # one that can't be removed now goes when the store is opened next
+                    self._folders.temporary.remove(temporary)
+
+    def _write_temporary(self, data: bytes) -> str:
+        return self._folders.temporary.write_temporary([data], size_bytes=len(data), direct=False)
+
+    def _write_file(self, data: bytes, folder: Folder, name: str, settled: dict[str, str] | None = None) -> None:
+        """Write a whole file durably under its final name, unless it only lacks that."""
+        temporary = None if settled is None else settled.pop(name, None)
+        self._folders.temporary.publish(temporary or self._write_temporary(data), folder, name)
         with self._taking_back(folder, name):
             folder.sync()
 
     def _replace_file(self, data: bytes, folder: Folder, name: str) -> None:
         """Put a file in the place of another durably; after a kill one of the two is there."""
-        temporary = self._folders.temporary.write_temporary([data], size_bytes=len(data), direct=False)
-        self._folders.temporary.publish(temporary, folder, name)
+        self._folders.temporary.publish(self._write_temporary(data), folder, name)
         folder.sync()
 
     @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -121,8 +122,7 @@ class PartFiles:
         """Make the names of these parts durable, and those of the folders they are in."""
         prefixes = sorted({_split(name)[0] for name in hashes})
         if prefixes:
-            _together(self._sync_prefix, prefixes)
-            self.folder.sync()
+            _together([self.folder.sync, *(partial(self._sync_prefix, prefix) for prefix in prefixes)])
 
     def _sync_prefix(self, prefix: str) -> None:
         with self.folder.child(prefix, create=False) as child:
@@ -213,7 +213,7 @@ class PartFiles:
         for name in names:
             prefix, rest = _split(name)
             by_prefix.setdefault(prefix, []).append(rest)
-        _together(lambda prefix: self._remove_from(prefix, by_prefix[prefix]), list(by_prefix))
+        _together([partial(self._remove_from, prefix, rests) for prefix, rests in by_prefix.items()])
 
     def _remove_from(self, prefix: str, rests: Sequence[str]) -> None:
         with ExitStack() as stack:
@@ -242,14 +242,14 @@ class PartFiles:
             yield reader
 
 
-def _together(sync: Callable[[str], None], prefixes: Sequence[str]) -> None:
+def _together(syncs: Sequence[Callable[[], None]]) -> None:
     """Have folders synced at the same time: a disk that is asked by all of them flushes once, not once for each."""
-    if len(prefixes) == 1:
-        sync(prefixes[0])
+    if len(syncs) == 1:
+        syncs[0]()
         return
-    with ThreadPoolExecutor(min(_SYNCING_THREADS, max(1, len(prefixes))), "serai-store-sync") as pool:
-        for _ in pool.map(sync, prefixes):
-            pass
+    with ThreadPoolExecutor(min(_SYNCING_THREADS, max(1, len(syncs))), "serai-store-sync") as pool:
+        for done in [pool.submit(sync) for sync in syncs]:
+            done.result()
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -50,11 +50,27 @@ def test_success_is_told_after_write_fsync_rename_and_folder_fsync(tmp_path: Pat
         assert before[-1] == "fsync"
         assert "write" in before
         assert ("fsync", final.split("/")[0]) in disk.calls[place:]
-    manifest_create = max(place for place, (call, _) in enumerate(disk.calls) if call == "create")
+    named, _ = renames[-1]
     part_folders = {target.split(" -> ")[1].split("/")[0] for _, target in renames} - {"manifests"}
-    for folder in part_folders:
-        assert max(place for place, call in enumerate(disk.calls) if call == ("fsync", folder)) < manifest_create
+    for folder in {*part_folders, "parts"}:
+        assert max(place for place, call in enumerate(disk.calls) if call == ("fsync", folder)) < named
     assert disk.calls[-1] == ("fsync", "manifests")
+
+
+def test_a_manifest_settles_with_the_parts(tmp_path: Path) -> None:
+    """A flush of the disk is most of what a small save takes, and one more after that of the parts is one too many."""
+    disk = TracingDisk()
+    with Store.open(str(tmp_path / "s"), disk=disk) as store:
+        node = make_node(9)
+        store.record(node)
+        disk.calls.clear()
+        store.save(node.id, make_snapshot(9), FINGERPRINT, reason="pause")
+    folders = {name.split(" -> ")[1].split("/")[0] for call, name in disk.calls if call == "rename"} | {"parts"}
+    synced = [place for place, call in enumerate(disk.calls) if call[0] == "fsync"]
+    first_folder = next(place for place in synced if disk.calls[place][1] in folders)
+    temporary = [disk.calls[place][1] for place in synced if disk.calls[place][1] not in folders]
+    assert len(temporary) == 3 + 1 + 1 + 1
+    assert all(disk.calls.index(("fsync", name)) < first_folder for name in temporary)
 
 
 @pytest.mark.parametrize("packing", Packing)
