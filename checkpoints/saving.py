@@ -164,8 +164,9 @@ class Shelf:
         """Have every part of a snapshot on disk, durably, in the order of `Manifest.parts`.
 
         `meanwhile` is told of them when all are written, and may have a file of its own settle with theirs: the disk
-        then flushes once for both. If that fails, none of those it wrote is left. What only other namespaces have, or are writing, is written once
-        more: what a save writes, and how long it takes, must not tell one tenant what another has read.
+        then flushes once for both. If that fails, none of those it wrote is left. What only other namespaces have, or
+        are writing, is written once more: what a save writes, and how long it takes, must not tell one tenant what
+        another has read.
         """
         mine: list[str] = []
 
@@ -181,7 +182,8 @@ class Shelf:
                 group = _each(self.writers, put_one, slots[start : start + SETTLED_TOGETHER])
                 settling = [partial(self._settle, part.row.hash) for part in group if not part.is_durable]
                 saved += group
-            _each(self.writers, _call, [partial(meanwhile, saved), *settling])
+            settling.append(partial(meanwhile, saved))
+            _each(self.writers, _call, settling)
             self.files.sync(part.row.hash for part in saved if not part.is_durable)
         except BaseException:
             self.discard(mine)

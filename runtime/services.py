@@ -11,6 +11,7 @@ import anyio
 from serai.runtime.driver import Driver
 from serai.runtime.engine_thread import EngineThread
 from serai.runtime.loop_delay import LoopDelay
+from serai.runtime.memory import admission
 from serai.runtime.memory.admission import Admission
 from serai.runtime.memory.ledger import check_holders
 from serai.runtime.memory.residency import reclaim
@@ -152,16 +153,17 @@ def assemble(
     session_bytes: int = 0,
 ) -> Services:
     """The services of one runtime. Each session is counted with `session_bytes` beside its state and token ids."""
-    admission = Admission(pool)
-    driver = Driver(engine, thread, pool, admission, limits or Limits())
+    bound_s = admission.NOBODY_UNDER_WAY_S if journal.is_durable else admission.NOTHING_MOVES_S
+    gate = Admission(pool, nobody_under_way_s=bound_s)
+    driver = Driver(engine, thread, pool, gate, limits or Limits())
     prefixes = Prefixes(pool)
     services = Services(
         driver=driver,
         pool=pool,
-        admission=admission,
+        admission=gate,
         journal=journal,
         prefixes=prefixes,
-        keeper=Keeper(driver, pool, admission, journal, prefixes),
+        keeper=Keeper(driver, pool, gate, journal, prefixes),
         saver=Saver(journal, prefixes),
         store_size=StoreSize(journal.file_bytes if journal.is_durable else None),
         tokenizer=tokenizer,
@@ -171,7 +173,7 @@ def assemble(
         policy=policy or Policy(),
         session_bytes=session_bytes,
     )
-    admission.reclaim = services.reclaim
+    gate.reclaim = services.reclaim
     driver.first_use_failed = services.keeper.distrust
-    services.saver.on_written = admission.freed
+    services.saver.on_written = gate.freed
     return services

@@ -27,6 +27,10 @@ NOBODY_UNDER_WAY_S = 30.0
 """Where no call is under way, nothing can be moved out and nobody closes a session for so long, nobody will: a call
 that waits is told, instead of after `max_wait_s`."""
 
+NOTHING_MOVES_S = 2.0
+"""The same without a store, where idle sessions can't be moved out: between two calls of a program that closes what it
+is done with lie milliseconds, and who keeps all open waits for itself."""
+
 LOOK_AGAIN_S = 1.0
 """A session becomes movable by mere time when its reader takes no more tokens, and nobody says so."""
 
@@ -113,9 +117,14 @@ class _Waiter:
         return self.asked_bytes if self.aside is None else self.aside.needed_bytes()
 
     @property
+    def goes_first(self) -> bool:
+        """Whether it is going on, and holds what only its end gives back: not once it has given that up."""
+        return self.going_on and self.needed_bytes <= self.asked_bytes
+
+    @property
     def rank(self) -> tuple[bool, int]:
         """The least goes first."""
-        return not self.going_on, self.order
+        return not self.goes_first, self.order
 
 
 class Admission:
@@ -194,7 +203,7 @@ class Admission:
     async def _wait(self, one: _Waiter) -> Reservation:
         line = self._lines.setdefault(one.account, [])
         line.append(one)
-        line.sort(key=lambda waiter: waiter.rank)
+        line.sort(key=_rank)
         one.account.waiting += 1
         alone_since_s: float | None = None
         try:
@@ -231,7 +240,7 @@ class Admission:
             return True
         own_is_full = not one.account.has_room(one.needed_bytes)
         waiting = [other for line in self._lines.values() for other in line if other.rank > one.rank]
-        for other in sorted(waiting, key=lambda waiter: waiter.rank, reverse=True):
+        for other in sorted(waiting, key=_rank, reverse=True):
             if other.aside is None or (own_is_full and other.account is not one.account):
                 continue
             if self._is_called(other) or not self._could_fit(other.aside.most_bytes, other.account):
@@ -242,6 +251,8 @@ class Admission:
             except SeraiError as error:
                 # As for idle sessions: whoever asks for memory isn't the one to be told of another's trouble.
                 log.warning("a session that waits could not be moved out of memory: %s", error)
+            finally:
+                self._lines.get(other.account, []).sort(key=_rank)  # it may go first no more
         return False
 
     def _could_fit(self, needed_bytes: int, account: Account) -> bool:
@@ -265,7 +276,7 @@ class Admission:
 
     def _check_hope(self, one: _Waiter) -> None:
         """Raise for a generation under way when nobody else is whose end would free memory: it would wait for ever."""
-        if not one.going_on or not self._is_alone(one):
+        if not one.goes_first or not self._is_alone(one):
             return
         account = one.account
         if not account.has_room(one.needed_bytes):
@@ -325,6 +336,10 @@ class Admission:
         reservation = Reservation(self, account, size)
         self._reservations.add(reservation)
         return reservation
+
+
+def _rank(one: _Waiter) -> tuple[bool, int]:
+    return one.rank
 
 
 async def _nothing_to_reclaim(_: int, __: str | None) -> bool:

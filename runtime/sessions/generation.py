@@ -10,6 +10,7 @@ import anyio
 import numpy as np
 
 from serai.runtime.errors import BadParameter, OutOfBudget, SeraiError
+from serai.runtime.memory.admission import Aside, Reservation
 from serai.runtime.sampling.grammar import Grammar, Written
 from serai.runtime.sampling.guessing import Guesser
 from serai.runtime.sampling.params import SamplingParams
@@ -17,7 +18,7 @@ from serai.runtime.sampling.random import fresh_seed
 from serai.runtime.sampling.sample import Sampled, TokenCounts
 from serai.runtime.sessions.deadline import Deadline
 from serai.runtime.sessions.elsewhere import said_elsewhere
-from serai.runtime.state import State
+from serai.runtime.state import State, session_bytes
 from serai.runtime.step import Draw
 from serai.runtime.text.text_stream import TextStream
 
@@ -243,13 +244,15 @@ class Generation:
         if not self._known:
             if not self._drawn:
                 await session.record.flush()
-                unchanged, self._drawn = await driver.advance(
-                    session.workflow,
-                    await session.hot(),
-                    np.zeros(0, np.int32),
-                    (self._draw_at(session.position, self._written),),
-                    weight=self._weight,
-                )
+                with (await self._room(0)).closing() as reservation:
+                    unchanged, self._drawn = await driver.advance(
+                        session.workflow,
+                        await session.hot(reservation),
+                        np.zeros(0, np.int32),
+                        (self._draw_at(session.position, self._written),),
+                        weight=self._weight,
+                        reservation=reservation,
+                    )
                 unchanged.release()
             self._look_at(self._drawn)
         known = list(self._known)
@@ -265,10 +268,16 @@ class Generation:
                 self._draw_at(last.position + 1, self._written),
                 *(self._draw_at(last.position + 2 + index) for index in range(len(guesses))),
             )
-        before, began_s = await session.hot(), self._services.now_s()
-        state, drawn = await driver.advance(
-            session.workflow, before, np.array(ids, np.int32), draws, weight=self._weight
-        )
+        with (await self._room(len(ids))).closing() as reservation:
+            before, began_s = await session.hot(reservation), self._services.now_s()
+            state, drawn = await driver.advance(
+                session.workflow,
+                before,
+                np.array(ids, np.int32),
+                draws,
+                weight=self._weight,
+                reservation=reservation,
+            )
         if self._guesser is not None and not certain:
             self._measure(len(known), len(guesses), len(drawn) - 1, self._services.now_s() - began_s)
         if len(drawn) == len(draws):
@@ -278,6 +287,24 @@ class Generation:
         else:
             state.release()
             self._look_at(drawn)
+
+    async def _room(self, tokens: int) -> Reservation:
+        """The memory for reading so many, and for bringing the state back if it is cold. While this waits, the state
+        is moved out for a generation that came before: each would wait for what the other holds."""
+        session, pool = self._session, self._services.pool
+        growth, whole_bytes = pool.growth_bytes(session.position, tokens), session_bytes(pool.layout, session.position)
+
+        def needed() -> int:
+            return session.needed_bytes(session.position) + growth
+
+        held = session.held
+        return await self._services.admission.enter(
+            needed(),
+            account=session.account,
+            held_bytes=0 if held is None else whole_bytes,
+            going_on=held is not None,
+            aside=Aside(session.step_aside, needed, whole_bytes + growth),
+        )
 
     def _worth_guessing(self, guesser: Guesser, position: int) -> tuple[list[int], bool]:
         """Guesses for the tokens after `position`, none of which ends the generation, and whether the grammar leaves
@@ -350,8 +377,16 @@ class Generation:
             self._after.release()
             self._after = None
 
+    def step_back(self) -> None:
+        """As `forget_batch`, for a reader who will go on: what was not handed out is read back once more then."""
+        if self._batch:
+            self._known, self._drawn = self._batch.copy(), ()
+            self.forget_batch()
+
     async def _end(self, reason: FinishReason) -> None:
         self.finish_reason = reason
+        if self._batch:
+            self._session.record.divide()  # so that the session can be moved out though its state is behind
         self.forget_batch()
         try:
             await self._session.record.flush()

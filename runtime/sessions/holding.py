@@ -217,6 +217,11 @@ class Holding:
         if before is not None:
             before.release()
 
+    @property
+    def lags(self) -> bool:
+        """Whether the live state is behind what is held."""
+        return bool(self._lag)
+
     def lag(self, token: int) -> None:
         """The next token is part of what is held, though the state does not hold it yet: `heat` reads it."""
         self._lag.append(token)
@@ -279,15 +284,18 @@ class Holding:
             return False  # whoever uses it or has it read may hold the lock, and wait for the memory this is to free
         async with self._moving:
             state = self._state
-            if state is None or self._lag or in_use():
+            if state is None or in_use() or not record.reaches(state.position):
                 return False
+            if self._lag:
+                record.divide()
             await record.flush()
             if in_use() or self._state is not state:
                 return False
             if not state.is_spoiled:
-                await record.save(state, "demote")  # of the node just flushed: nothing waits in between
+                await record.save(state, "demote")
             if in_use() or self._state is not state:
                 return False
+            self.replay_tokens = self.position - state.position
             self._let_go()
             self._keeper.demotions += 1
             return True
@@ -305,3 +313,4 @@ class Holding:
         if self._state is not None:
             self._state.release()
             self._state = None
+            self._lag.clear()

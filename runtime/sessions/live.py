@@ -6,6 +6,7 @@
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from serai.runtime.errors import BadParameter, SessionBusy, SessionClosed
 from serai.runtime.memory.admission import Reservation
@@ -16,6 +17,9 @@ from serai.runtime.sessions.events import EventKind
 from serai.runtime.sessions.holding import Holding
 from serai.runtime.sessions.record import Record
 from serai.runtime.state import State, session_bytes
+
+if TYPE_CHECKING:
+    from serai.runtime.sessions.generation import Generation
 
 SLOW_READER_S = 1.0
 """A generation whose reader has taken nothing for so long is at rest: its session may be moved out of memory."""
@@ -139,12 +143,16 @@ class LiveSession:
     def needed_bytes(self, tokens: int) -> int:
         """What must be free for the state to be in memory, and beside it token ids up to position `tokens`."""
         ids = ids_bytes(tokens) - ids_bytes(self.position)
-        return ids + (0 if self.held is not None else session_bytes(self._services.pool.layout, self.position))
+        if self.held is not None:
+            return ids
+        pool, again = self._services.pool, self._holding.replay_tokens
+        start = self.position - again
+        return ids + session_bytes(pool.layout, start) + (pool.growth_bytes(start, again) if again else 0)
 
     def idle(self, now_s: float) -> Idle | None:
         """What moving this session out of memory would bring; None while it is in use, cold or empty."""
-        state = self._holding.state
-        if self._is_in_use or state is None or state.fixed is None:
+        state = self._holding.held
+        if self._is_in_use or state is None or state.fixed is None or not self.record.reaches(state.position):
             return None
         if self._doing is not None and now_s - self._used_s < SLOW_READER_S:
             return None
@@ -162,8 +170,14 @@ class LiveSession:
     async def _cool(self, in_use: Callable[[], bool]) -> bool:
         moved = await self._holding.cool(self.record, in_use)
         if moved:
+            for generation in self._generations():
+                generation.step_back()  # before anybody can ask for the next token
             self._services.events.tell(EventKind.DEMOTED, self.id)
         return moved
+
+    def _generations(self) -> "Iterator[Generation]":
+        """Those that read this session, or did and are kept."""
+        return (generation for generation in tuple(self._services.reading) if generation.reads(self))
 
     @asynccontextmanager
     async def waiting_for_tool(self, *, expected_s: float) -> AsyncIterator[None]:
@@ -246,9 +260,8 @@ class LiveSession:
         self.account.sessions -= self._counted
         self._count_beside(0)
         self._holding.release()
-        for generation in tuple(self._services.reading):  # a reader who keeps one and never asks again
-            if generation.reads(self):
-                generation.forget_batch()
+        for generation in self._generations():  # a reader who keeps one and never asks again
+            generation.forget_batch()
         self._services.admission.freed()  # its token ids were counted, too, if it was cold
         self._services.saver.forget(self.id)
         del self._services.live[self.id]

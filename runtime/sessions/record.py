@@ -27,6 +27,7 @@ class Record:
         self._path: list[Entry] = []
         self._generated = array("i")
         self._facts: Mapping[str, Any] = {}
+        self._stays: tuple[int, Mapping[str, Any]] = (0, {})  # where the state was last that fell behind, and its facts
         self._inexact = False
 
     def label_is(self, label: str) -> None:
@@ -75,6 +76,7 @@ class Record:
         self._path = list(other._path)
         self._generated = other._generated[:]
         self._facts = other._facts
+        self._stays = other._stays
         self._inexact = other._inexact
 
     def take_back(self, timeline: Timeline) -> None:
@@ -144,6 +146,26 @@ class Record:
         self._generated.append(token)
         self._facts = facts_of(timeline, None)
 
+    def state_stays(self, timeline: Timeline) -> None:
+        """The tokens that follow are handed out before the state is past them."""
+        self._stays = len(timeline), facts_of(timeline, None)
+
+    def reaches(self, position: int) -> bool:
+        """Whether a state at `position` can be stored: there is a node, or will be one, or `divide` makes one."""
+        last = self._path[-1].node
+        if position > last.position:
+            return position in (self._stays[0], last.position + len(self._generated))
+        return any(entry.node.position == position for entry in reversed(self._path))
+
+    def divide(self) -> None:
+        """Have a node where the state stays, if that is within what was generated since the last one."""
+        last, (position, facts) = self._path[-1].node, self._stays
+        count = position - last.position
+        if 0 < count < len(self._generated):
+            tokens = np.array(self._generated[:count], dtype=np.int32)
+            del self._generated[:count]
+            self._add_node(NodeKind.GENERATE, tokens, position, last.turn, facts)
+
     def marked(self, timeline: Timeline, metadata: Mapping[str, Any], node_id: str | None) -> None:
         """A node at the present position, which keeps `metadata`."""
         self._close_generation()
@@ -168,11 +190,12 @@ class Record:
         await self._journal.write([entry for entry in self._path if not entry.durable])
 
     async def save(self, state: State, reason: str) -> Point:
-        """Make everything so far durable, and the state, which is that of the last node, with it."""
+        """Make everything so far durable, and the state, which is that of the last node at its position, with it."""
         state.retain()  # whoever ends the session while this waits does not take it away
         try:
             await self.flush()
-            return await self._journal.save(self._path[-1].node, state, reason)
+            node = next(entry.node for entry in reversed(self._path) if entry.node.position == state.position)
+            return await self._journal.save(node, state, reason)
         finally:
             state.release()
 

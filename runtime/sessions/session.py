@@ -180,6 +180,8 @@ class Session(ChangingSession):
 
     def lagged(self, token: int) -> None:
         """As `advanced`, when the state after the token is part of a longer one that is not taken over yet."""
+        if not self._holding.lags:
+            self.record.state_stays(self._timeline)
         self._holding.lag(token)
         self._note(token)
 

@@ -12,10 +12,12 @@ import pytest
 from serai.checkpoints.store import Store
 from serai.runtime import FinishReason, Runtime, SamplingParams, Session
 from serai.runtime.errors import OutOfBudget, WaitedTooLong
+from serai.runtime.memory import admission
 from serai.runtime.memory.residency import Idle, Tier, value_of_moving, victims
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
 from serai.runtime.state import session_bytes
+from tests.checkpoints.disks import FailingDisk
 from tests.runtime.fake_runtime import fake_runtime
 from tests.runtime.gate import Gate
 from tests.runtime.scripted import FIXED, GREEDY, LAYOUT, LOGITS, PAGE, ScriptedModel, greedy_by_hand
@@ -158,6 +160,26 @@ async def test_a_full_house_where_nobody_is_under_way_is_an_error_before_long() 
         assert rt.status().work.waiting_for_memory == 0
         await first.close()
         await others[0].append([2] * 32)
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["no store", "a store that is full"])
+async def test_without_a_store_nobody_waits_long_for_what_nothing_can_free(
+    stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited as long as where idle sessions can be moved out, for each call that was in line."""
+    monkeypatch.setattr(admission, "NOTHING_MOVES_S", 0.05)
+    monkeypatch.setattr(admission, "NOBODY_UNDER_WAY_S", 0.4)
+    disk = FailingDisk("create")
+    disk.broken = False
+    limit = RUNNING + 14 * PAGE
+    store = tmp_path if stored else None
+    async with fake_runtime(store=store, disk=disk, limit_bytes=limit, policy=Policy(reuse=False)) as rt:
+        first, other = await rt.session(), await rt.session()
+        await first.append([1] * 32)
+        disk.broken = True
+        with anyio.fail_after(20), pytest.raises(WaitedTooLong, match=f"within {0.4 if stored else 0.05} s"):
+            await other.append([2] * 32)
+        disk.broken = False
 
 
 async def test_going_back_that_can_not_fit_beside_the_present_is_refused_at_once() -> None:

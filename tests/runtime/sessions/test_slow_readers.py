@@ -108,6 +108,57 @@ async def test_a_reader_that_rests_keeps_no_memory_from_others(tmp_path: Path, m
         assert await slow.demote()
 
 
+COUNTS = [*range(3, 16), *range(3, 16), 3, 4]
+"""A prompt that a counting model goes on with as it began, so that guesses are right."""
+
+
+async def within_a_batch(reading: Generation) -> list[int]:
+    """Take tokens until more were read back than were handed out."""
+    taken: list[int] = []
+    while reading.ahead is None:
+        taken += await take(reading, 1)
+    return taken
+
+
+async def test_a_reader_that_rests_within_guessed_tokens_keeps_no_memory_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state is behind, and another one ahead of what it was given: both go, and its tokens are the same."""
+    monkeypatch.setattr(live, "SLOW_READER_S", 0.05)
+    monkeypatch.setattr(admission, "LOOK_AGAIN_S", 0.01)
+    limit = 3 * (FIXED + LOGITS) + 24 * PAGE
+    model = ScriptedModel(counting=True)
+    async with fake_runtime(model, store=tmp_path, limit_bytes=limit, policy=Policy(reuse=False)) as rt:
+        slow, other = await rt.session(), await rt.session()
+        await slow.append(COUNTS)
+        reading = slow.generate(SamplingParams(temperature=0, max_tokens=60))
+        taken = await within_a_batch(reading)
+        with anyio.fail_after(20):
+            await other.append([2] * 70)
+        assert (slow.tier, slow.doing) == (Tier.COLD, "generate")
+        assert reading.ahead is None
+        await other.close()
+        taken += await take(reading, 60 - len(taken))
+        assert taken == [3 + (2 + index) % 13 for index in range(60)]
+        await reading.aclose()
+        assert slow.tokens().tolist() == COUNTS + taken
+        rt.check()
+
+
+async def test_a_session_that_was_left_within_guessed_tokens_can_be_moved_out(tmp_path: Path) -> None:
+    async with fake_runtime(ScriptedModel(counting=True), store=tmp_path, policy=Policy(reuse=False)) as rt:
+        session = await rt.session()
+        await session.append(COUNTS)
+        reading = session.generate(SamplingParams(temperature=0, max_tokens=60))
+        taken = await within_a_batch(reading)
+        await reading.aclose()
+        assert await session.demote()
+        assert session.tier is Tier.COLD
+        assert session.tokens().tolist() == COUNTS + taken
+        more = (await session.generate(SamplingParams(temperature=0, max_tokens=20)).collect()).tokens
+        assert [*taken, *more] == [3 + (2 + index) % 13 for index in range(len(taken) + 20)]
+
+
 async def test_a_reader_that_reads_is_not_moved_out_between_two_tokens(tmp_path: Path) -> None:
     limit = 3 * (FIXED + LOGITS) + 20 * PAGE
     async with fake_runtime(store=tmp_path, limit_bytes=limit, policy=PLAIN) as rt:
