@@ -17,9 +17,9 @@ further, so later tokens touch nothing of it; rows, heads, pages and threads are
 A model of few heads leaves lanes empty, so as many rows as fit stand *abreast* in one *line* of lanes: a row's heads,
 then those of the next row, as `q` and `out` have them.
 
-`pairs`: queries and weights are rounded to bfloat16, as the latents are, and two terms of a sum are added at once
-(`kernels/tiles.py`), those of dims 2j and 2j + 1 or of tokens 2j and 2j + 1: the same order, by pairs. The weights are
-summed as rounded, so a row's weights still add up to 1.
+`pairs`: queries and weights are rounded to bfloat16, as the latents are (8-bit ones once they are read), and two terms
+of a sum are added at once (`kernels/tiles.py`), those of dims 2j and 2j + 1 or of tokens 2j and 2j + 1: the same order,
+by pairs. The weights are summed as rounded, so a row's weights still add up to 1.
 """
 
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from serai.kernels import threads
 from serai.kernels.atomic import atomic_add, atomic_store
 from serai.kernels.compile import inline, kernel
 from serai.kernels.lanes import LINE_BYTES, load_lanes, store_lanes
-from serai.kernels.latents import BF16_BYTES, Pages, latent_address, load_latent
+from serai.kernels.latents import Pages, check_latent_bytes, latent_address, load_latent, row_bytes_of
 from serai.kernels.mathfn import exp16
 from serai.kernels.memory import addr, f32_at, store_at
 from serai.kernels.mla_pairs import (
@@ -151,10 +151,10 @@ def _transpose_queries(a: Attention, row: int, rows: int, first_head: int, targe
 @inline
 def _load_split(a: Attention, s: Scratch, segment: int, first: int, count: int) -> None:
     """Latents of `count` tokens from `first` as float32 rows, and zeros to the end of the last tile."""
-    width, pitch_bytes = a.pages.width, 4 * _pitch_floats(a.pages.width)
+    pitch_bytes = 4 * _pitch_floats(a.pages.width)
     for n in range(count):
         source = latent_address(a.pages, segment, first + n)
-        load_latent(source, a.pages.latent_bytes, width, s.latents + n * pitch_bytes)
+        load_latent(source, a.pages, s.latents + n * pitch_bytes)
     for n in range(count, min((count + TILE_NUMBERS - 1) // TILE_NUMBERS * TILE_NUMBERS, SPLIT)):
         for c in range(0, pitch_bytes, 64):
             store_at(s.latents + n * pitch_bytes + c, splat_f32(0.0))
@@ -363,15 +363,14 @@ def attend(
 
     `q [R, heads * (kv_lora + rope)]`: absorbed queries, a head's latent part and then its shared part; `scale`
     multiplies the scores; `out [R, heads * kv_lora]`: mixed latents, a head after the other. Segments, pages,
-    `layer_offset` and `latent_bytes` as in `store_latents`. `pairs` multiplies in bfloat16, which the latents must be:
-    a rounding of 0.2 % in each query and weight, at twice the speed where the CPU has it. `scratch`:
+    `layer_offset` and `latent_bytes` as in `store_latents`. `pairs` multiplies in bfloat16: a rounding of 0.2 % in each
+    query and weight (and each 8-bit latent), at twice the speed where the CPU has it. `scratch`:
     `mla_scratch_floats(kv_lora, rope, threads)`; with less, fewer threads work. Raises ValueError if it is too small
     for one, for another size of latent, or for pairs of float32.
     """
-    if latent_bytes != 4 and latent_bytes != BF16_BYTES:
-        raise ValueError("latents are float32 (4 bytes) or bfloat16 (2 bytes)")
-    if pairs and latent_bytes != BF16_BYTES:
-        raise ValueError("pairs are of bfloat16 latents")
+    check_latent_bytes(latent_bytes)
+    if pairs and latent_bytes == 4:
+        raise ValueError("pairs are of bfloat16 latents or of 8-bit ones")
     width = kv_lora + rope
     slots = (scratch.size - 32) // _slot_floats(width, kv_lora, TILE_VECTORS)
     if slots < 1:
@@ -389,7 +388,8 @@ def attend(
     head_vectors = (heads + 15) // 16
     vectors = min(TILE_VECTORS, (head_vectors * tiles + slots - 1) // slots, head_vectors)
     groups = (head_vectors + vectors - 1) // vectors
-    pages = Pages(page_addr, page_start, page_tokens, layer_offset, width, latent_bytes)
+    row_bytes = row_bytes_of(width, latent_bytes)
+    pages = Pages(page_addr, page_start, page_tokens, layer_offset, kv_lora, width, latent_bytes, row_bytes)
     attention = Attention(q, scale, heads, kv_lora, seg_start, seg_pos, pages, out, vectors, abreast, pairs)
     counter = (addr(scratch, 0) + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
     atomic_store(counter, 0)

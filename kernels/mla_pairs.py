@@ -1,6 +1,7 @@
 """Latents, queries and weights of attention as pairs of bfloat16, two terms of a sum in each 32-bit lane.
 
-Scores sum over the dims of a latent: its row as stored is a row of pairs, and queries are rounded and paired to match.
+Scores sum over the dims of a latent: its row as stored is a row of pairs (8-bit codes become one, their products with
+the scale rounded to bfloat16), and queries are rounded and paired to match.
 Outputs sum over tokens: the latents of two tokens are laid side by side once for all heads and rows of a task, and two
 weights are rounded and paired. What is under 2^-50 becomes 0 (`kernels/tiles.py` says why); a weight has at most 1.
 """
@@ -9,11 +10,11 @@ from typing import Any
 
 from serai.kernels.compile import inline
 from serai.kernels.lanes import LINE_BYTES
-from serai.kernels.latents import Pages, latent_address
+from serai.kernels.latents import Q8_BYTES, Pages, decoded, latent_address, scales_of
 from serai.kernels.mathfn import exp16
-from serai.kernels.memory import f32_at, store_at, u16_at, u16_at_n
+from serai.kernels.memory import f32_at, store_at, store_at_n, u16_at, u16_at_n
 from serai.kernels.simd import bf16_to_f32, f32_to_bf16, select, splat_f32, to_u32
-from serai.kernels.tiles import TILE_NUMBERS
+from serai.kernels.tiles import TILE_NUMBERS, operand_bf16
 
 SPLIT = 128
 """Tokens between two merges: part of the definition of every bit. As float32, a split's latents (0.3 MB) fit an L2."""
@@ -52,7 +53,7 @@ def pair_up(lower: Any, upper: Any) -> Any:
 @inline
 def round_half(v: Any) -> Any:
     """Sixteen floats as bfloat16, nearest even, and 0 for what is too small."""
-    return _without_least(f32_to_bf16(v))
+    return _without_least(operand_bf16(v))
 
 
 @inline
@@ -71,11 +72,36 @@ def _load_raw(source: int, width: int, target: int) -> None:
 
 
 @inline
+def _load_decoded(source: int, scale: Any, n: int, target: int) -> None:
+    """`n` codes of one scale as bfloat16."""
+    for c in range(0, n, 16):
+        halves = round_half(decoded(source + c, scale, n - c))
+        if n - c >= 16:
+            store_at(target + 2 * c, halves)
+        else:
+            store_at_n(target + 2 * c, halves, n - c)
+
+
+@inline
+def _load_codes(source: int, kv_lora: int, width: int, target: int) -> None:
+    """A latent of 8-bit codes as bfloat16, and zeros up to a multiple of 16."""
+    normed, shared = scales_of(source, width)
+    _load_decoded(source, normed, kv_lora, target)
+    _load_decoded(source + kv_lora, shared, width - kv_lora, target + 2 * kv_lora)
+    if width % 16:
+        store_at_n(target + 2 * width, f32_to_bf16(splat_f32(0.0)), 16 - width % 16)
+
+
+@inline
 def load_pairs(pages: Pages, segment: int, first: int, count: int, kv_lora: int, latents: int) -> None:
     """Latents of `count` tokens from `first`, zeros to the end of the last tile, and their rows of pairs."""
     width, pitch = pages.width, raw_pitch_bytes(pages.width)
     for n in range(count):
-        _load_raw(latent_address(pages, segment, first + n), width, latents + n * pitch)
+        source = latent_address(pages, segment, first + n)
+        if pages.latent_bytes == Q8_BYTES:
+            _load_codes(source, kv_lora, width, latents + n * pitch)
+        else:
+            _load_raw(source, width, latents + n * pitch)
     for n in range(count, min((count + TILE_NUMBERS - 1) // TILE_NUMBERS * TILE_NUMBERS, SPLIT)):
         for c in range(0, pitch, LINE_BYTES):
             store_at(latents + n * pitch + c, splat_f32(0.0))

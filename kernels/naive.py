@@ -32,6 +32,12 @@ E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5,
 MX_BLOCK = 32
 """Consecutive columns that share one E8M0 scale."""
 
+Q8_LARGEST = np.float32(127)
+"""The largest 8-bit code of a latent; the least is its negative."""
+
+Q8_LEAST_PEAK = np.float32(1e-30)
+"""Numbers none of which is larger count as 0: `Q8_LARGEST` over their largest would overflow."""
+
 
 # ---------------------------------------------------------------- functions of one number
 
@@ -222,6 +228,29 @@ def mla_latents(projected: Array, norm_weight: Array, eps: float) -> Array:
     """What MLA caches of each token: `kv_a` projections `[T, L+P]`, their first L normed, the other P as they are."""
     rank = len(norm_weight)
     return np.concatenate([rms_norm(projected[:, :rank], norm_weight, eps), projected[:, rank:]], axis=1)
+
+
+def q8_latents(latents: NDArray[np.float32], rank: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Latents `[T, L+P]` as 8-bit codes `[T, L+P]` and scales `[T, 2]`: of a token's first L = `rank` and of the rest.
+
+    A number stands for code * scale, off by at most half a scale, which is a 127th of the part's largest size. In
+    float32 throughout; ties go to even. A part with an infinity or NaN has codes 0 and a NaN scale.
+    """
+    codes, scales = np.zeros(latents.shape, np.int8), np.zeros((len(latents), 2), np.float32)
+    for number, part in enumerate((slice(None, rank), slice(rank, None))):
+        values = latents[:, part]
+        peak = np.abs(values).max(axis=1, initial=0)
+        sound = np.isfinite(values).all(axis=1)
+        used = sound & (peak > Q8_LEAST_PEAK)
+        codes[used, part] = np.rint(values[used] * (Q8_LARGEST / peak[used])[:, None])
+        scales[used, number] = peak[used] / Q8_LARGEST
+        scales[~sound, number] = np.nan
+    return codes, scales
+
+
+def q8_widen(codes: NDArray[np.int8], scales: NDArray[np.float32], rank: int) -> NDArray[np.float32]:
+    """What `q8_latents` stands for, `[T, L+P]`: each code times its part's scale, rounded once."""
+    return codes.astype(np.float32) * np.repeat(scales, (rank, codes.shape[1] - rank), axis=1)
 
 
 def causal_mask(rows: int, context: int) -> NDArray[np.bool_]:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.kernels import naive, threads
-from serai.kernels.latents import store_latents
+from serai.kernels.latents import Q8_SCALE_BYTES, store_latents
 from serai.kernels.mla import attend, mla_scratch_floats
 
 F32 = NDArray[np.float32]
@@ -44,20 +44,39 @@ class Session:
     def width(self) -> int:
         return self.kv_lora + self.rope
 
+    @property
+    def row(self) -> int:
+        """Elements of a page that a token takes in a layer."""
+        return self.width + (Q8_SCALE_BYTES if self.latent_bytes == 1 else 0)
+
+    @property
+    def place(self) -> int:
+        """Where the layer under test is in a page, in elements."""
+        return LAYER * self.page_tokens * self.row
+
     def forget(self) -> None:
         """New pages, all NaN."""
         count = -(-self.tokens // self.page_tokens)
-        unset = np.float32(np.nan) if self.latent_bytes == 4 else np.uint16(0x7FC0)
-        self.pages = [np.full((LAYERS, self.page_tokens, self.width), unset) for _ in range(count)]
+        unset = {4: np.float32(np.nan), 2: np.uint16(0x7FC0), 1: np.uint8(0xFF)}[self.latent_bytes]
+        self.pages = [np.full((LAYERS, self.page_tokens, self.row), unset) for _ in range(count)]
 
     def latents(self) -> NDArray[Any]:
-        """The layer's latents as stored, `[tokens, width]`."""
+        """The layer's latents as stored, `[tokens, row]`."""
         return np.concatenate([page[LAYER] for page in self.pages])[: self.tokens]
 
     def widened(self) -> NDArray[np.float64]:
-        stored = self.latents()
-        widened = naive.bf16_widen(stored) if self.latent_bytes == 2 else stored
-        return widened.astype(np.float64)
+        return self.widen(self.latents()).astype(np.float64)
+
+    def widen(self, rows: NDArray[Any]) -> F32:
+        """The numbers that rows as stored `[n, row]` stand for, `[n, width]`."""
+        if self.latent_bytes == 1:
+            return naive.q8_widen(*self.coded(rows), self.kv_lora)
+        return naive.bf16_widen(rows) if self.latent_bytes == 2 else rows
+
+    def coded(self, rows: NDArray[np.uint8]) -> tuple[NDArray[np.int8], F32]:
+        """The codes and the scales of rows of 8-bit latents."""
+        scales = np.ascontiguousarray(rows[:, self.width :]).view(np.float32)
+        return np.ascontiguousarray(rows[:, : self.width]).view(np.int8), scales
 
     def define(self, first: int, last: int) -> NDArray[np.float64]:
         """Outputs of tokens first..last by the definition in float64, over the latents as stored."""
@@ -85,8 +104,7 @@ def store(spans: list[Span]) -> None:
     s, tables = spans[0][0], Tables(spans)
     parts = [session.proj[first:last] for session, first, last in spans]
     proj = np.pad(np.concatenate(parts), ((0, 0), (3, 2)), constant_values=np.nan)
-    place = LAYER * s.page_tokens * s.width
-    tail = (tables.starts, tables.positions, tables.pages, tables.page_starts, s.page_tokens, place, s.latent_bytes)
+    tail = (tables.starts, tables.positions, tables.pages, tables.page_starts, s.page_tokens, s.place, s.latent_bytes)
     store_latents(proj, 3, s.norm_w, 1e-6, s.rope, *tail)
 
 
@@ -96,8 +114,7 @@ def run(spans: list[Span], slots: int | None = None) -> list[F32]:
     q = np.concatenate([session.queries[first:last] for session, first, last in spans])
     out = np.full((len(q), s.heads * s.kv_lora), np.nan, np.float32)
     scratch = np.full(mla_scratch_floats(s.kv_lora, s.rope, slots or threads.threads()), np.nan, np.float32)
-    place = LAYER * s.page_tokens * s.width
-    where = (tables.starts, tables.positions, tables.pages, tables.page_starts, s.page_tokens, place, s.latent_bytes)
+    where = (tables.starts, tables.positions, tables.pages, tables.page_starts, s.page_tokens, s.place, s.latent_bytes)
     attend(q, s.score_scale, s.heads, s.kv_lora, s.rope, *where, s.pairs, out, scratch)
     return [out[a:b].copy() for a, b in zip(tables.starts[:-1].tolist(), tables.starts[1:].tolist(), strict=True)]
 

@@ -14,7 +14,7 @@ from tests.kernels.mla_case import LAYER, LAYERS, Session, Tables, feed, run, st
 from tests.kernels.simd_paths import digest, on_every_path
 
 F32 = NDArray[np.float32]
-KINDS = [(4, False), (2, False), (2, True)]
+KINDS = [(4, False), (2, False), (2, True), (1, False), (1, True)]
 """Bytes of a latent, and whether products are of pairs."""
 BORDERS = [1, 2, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT + 5]
 
@@ -27,17 +27,21 @@ def same(a: F32, b: F32) -> None:
     np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
-@pytest.mark.parametrize("latent_bytes", [4, 2])
+@pytest.mark.parametrize("latent_bytes", [4, 2, 1])
 @pytest.mark.parametrize(("kv_lora", "rope"), [(64, 32), (512, 64), (20, 3), (16, 0)])
 def test_latents_are_normed_and_stored_where_they_belong(kv_lora: int, rope: int, latent_bytes: int) -> None:
     session = Session(2, kv_lora, rope, 21, page_tokens=8, latent_bytes=latent_bytes)
     store([(session, 0, 5)])
     store([(session, 5, 21)])
     expected = naive.mla_latents(session.proj.astype(np.float64), session.norm_w.astype(np.float64), 1e-6)
-    np.testing.assert_allclose(session.widened(), expected, rtol=1e-6 if latent_bytes == 4 else 2.0**-8, atol=1e-7)
-    whole = np.stack(session.pages)
-    if latent_bytes == 2:
-        whole = naive.bf16_widen(whole)
+    if latent_bytes == 1:
+        _, scales = session.coded(session.latents())
+        steps = np.repeat(scales, (kv_lora, rope), axis=1)
+        assert (np.abs(session.widened() - expected) <= 0.5001 * steps).all()
+    else:
+        np.testing.assert_allclose(session.widened(), expected, rtol=1e-6 if latent_bytes == 4 else 2.0**-8, atol=1e-7)
+    stored = np.stack(session.pages)
+    whole = session.widen(stored.reshape(-1, session.row)).reshape(*stored.shape[:-1], session.width)
     assert np.isnan(np.delete(whole, LAYER, axis=1)).all(), "another layer was written"
     assert np.isnan(whole[-1, LAYER, 21 % 8 :]).all(), "a row past the last token was written"
     assert whole.shape[1] == LAYERS
@@ -53,7 +57,28 @@ def test_bfloat16_latents_are_the_float32_ones_rounded_once_and_nan_is_kept() ->
     assert np.isnan(rounded.widened()[4, 70])
 
 
-@pytest.mark.parametrize("latent_bytes", [4, 2])
+@pytest.mark.parametrize(("kv_lora", "rope"), [(64, 32), (512, 64), (20, 3), (16, 0), (5, 30)])
+def test_8_bit_latents_are_the_float32_ones_as_codes_of_two_scales(kv_lora: int, rope: int) -> None:
+    """By the definition, to the bit: also where a part is all zero, tiny, infinite or not a number."""
+    exact, coded = (Session(1, kv_lora, rope, 9, latent_bytes=size) for size in (4, 1))
+    for session in (exact, coded):
+        session.proj[:, kv_lora:] *= 100  # which are not normed
+        session.proj[1] = 0
+        session.proj[2, kv_lora:] = 1e-31
+        session.proj[3, : kv_lora - 1] = 1e-3
+        session.proj[4, 2] = np.nan
+        session.proj[5, kv_lora:] = -np.inf
+        store([(session, 0, 9)])
+    codes, scales = coded.coded(coded.latents())
+    expected, units = naive.q8_latents(exact.latents(), kv_lora)
+    np.testing.assert_array_equal(codes, expected)
+    np.testing.assert_array_equal(scales.view(np.uint32), units.view(np.uint32))
+    assert np.isnan(coded.widened()[4, :kv_lora]).all()
+    assert not np.isnan(coded.widened()[4, kv_lora:]).any()
+    assert not coded.widened()[1].any()
+
+
+@pytest.mark.parametrize("latent_bytes", [4, 2, 1])
 @pytest.mark.parametrize(
     ("heads", "kv_lora", "rope"), [(4, 64, 32), (1, 20, 3), (33, 16, 16), (48, 40, 8), (96, 512, 64)]
 )
@@ -67,14 +92,20 @@ def test_output_matches_float64(heads: int, kv_lora: int, rope: int, latent_byte
         assert error(out, session.define(first, count)) < 2e-6
 
 
+@pytest.mark.parametrize("latent_bytes", [2, 1])
 @pytest.mark.parametrize(
     ("heads", "kv_lora", "rope"), [(4, 64, 32), (1, 20, 3), (33, 16, 16), (5, 16, 0), (48, 40, 8), (96, 512, 64)]
 )
-def test_products_of_pairs_are_those_of_rounded_queries_and_weights(heads: int, kv_lora: int, rope: int) -> None:
-    """Within the rounding of bfloat16 of float64; far nearer to it once the queries are rounded there too."""
+def test_products_of_pairs_are_those_of_rounded_queries_and_weights(
+    heads: int, kv_lora: int, rope: int, latent_bytes: int
+) -> None:
+    """Within the rounding of bfloat16 of float64; far nearer to it once the queries are rounded there too.
+
+    8-bit latents are rounded as well.
+    """
     tokens = 2 * SPLIT + 5
-    session = Session(heads, kv_lora, rope, tokens, latent_bytes=2, pairs=True)
-    rounded = Session(heads, kv_lora, rope, tokens, latent_bytes=2, pairs=True)
+    session = Session(heads, kv_lora, rope, tokens, latent_bytes=latent_bytes, pairs=True)
+    rounded = Session(heads, kv_lora, rope, tokens, latent_bytes=latent_bytes, pairs=True)
     rounded.queries = naive.bf16_widen(naive.bf16_round(session.queries))
     for one in (session, rounded):
         store([(one, 0, tokens)])
@@ -82,14 +113,24 @@ def test_products_of_pairs_are_those_of_rounded_queries_and_weights(heads: int, 
         first = max(0, count - 6)
         (out,) = run([(session, first, count)])
         assert error(out, session.define(first, count)) < 2e-2
-        assert error(out, rounded.define(first, count)) < 3e-3
+        assert error(out, rounded.define(first, count)) < (3e-3 if latent_bytes == 2 else 5e-3)
         same(out, run([(rounded, first, count)])[0])
 
 
-def test_pairs_want_bfloat16_latents() -> None:
+def test_pairs_of_8_bit_latents_are_those_of_the_same_numbers_in_bfloat16() -> None:
+    """Codes become bfloat16 as they are read: an odd border between the parts, an odd width, an odd count."""
+    coded = Session(3, 21, 12, SPLIT + 7, latent_bytes=1, pairs=True)
+    plain = Session(3, 21, 12, SPLIT + 7, latent_bytes=2, pairs=True)
+    store([(coded, 0, coded.tokens)])
+    for page, of_codes in zip(plain.pages, coded.pages, strict=True):
+        page[LAYER] = naive.bf16_round(coded.widen(of_codes[LAYER]))
+    same(run([(coded, 5, coded.tokens)])[0], run([(plain, 5, plain.tokens)])[0])
+
+
+def test_pairs_want_bfloat16_or_8_bit_latents() -> None:
     session = Session(2, 16, 16, 3, pairs=True)
     store([(session, 0, 3)])
-    with pytest.raises(ValueError, match="pairs are of bfloat16"):
+    with pytest.raises(ValueError, match="pairs are of bfloat16 latents or of 8-bit ones"):
         run([(session, 0, 3)])
 
 
@@ -128,7 +169,11 @@ def test_later_tokens_touch_nothing_whatever_they_hold(latent_bytes: int, pairs:
         for token in (SPLIT + 10, SPLIT + 11, 3, 4):
             store([(session, 0, SPLIT + 20)])
             held = np.array([value], np.float32)
-            session.pages[token // 16][LAYER, token % 16] = held if latent_bytes == 4 else naive.bf16_round(held)
+            row = session.pages[token // 16][LAYER, token % 16]
+            if latent_bytes == 1:
+                row[session.width :] = np.repeat(held, 2).view(np.uint8)
+            else:
+                row[:] = held if latent_bytes == 4 else naive.bf16_round(held)
             (out,) = run([(session, 0, SPLIT + 20)])
             same(out[:token], clean[:token])
 
@@ -214,7 +259,7 @@ def test_wrong_arrays_sizes_and_scratch_are_refused() -> None:
     with pytest.raises(TypeError):
         attend(session.queries, 0.1, 2, 16, 16, *where, 4, False, out.astype(np.float64), scratch)
     with pytest.raises(ValueError, match="bfloat16"):
-        attend(session.queries, 0.1, 2, 16, 16, *where, 1, False, out, scratch)
+        attend(session.queries, 0.1, 2, 16, 16, *where, 3, False, out, scratch)
     with pytest.raises(ValueError, match="scratch"):
         attend(session.queries, 0.1, 2, 16, 16, *where, 4, False, out, scratch[:-1])
     with pytest.raises(TypeError):
@@ -226,7 +271,10 @@ def test_wrong_arrays_sizes_and_scratch_are_refused() -> None:
 def bits() -> str:
     """Of two sessions, each row alone as well as among the others: a path fails here where those differ."""
     results: list[F32] = []
-    shapes = ((40, 64, 32, 4, False), (3, 20, 3, 2, False), (40, 64, 32, 2, True), (3, 20, 3, 2, True))
+    shapes = (
+        *((40, 64, 32, 4, False), (3, 20, 3, 2, False), (40, 64, 32, 2, True), (3, 20, 3, 2, True)),
+        *((40, 64, 32, 1, False), (3, 20, 3, 1, False), (40, 64, 32, 1, True), (3, 20, 3, 1, True)),
+    )
     for heads, kv_lora, rope, latent_bytes, pairs in shapes:
         session = Session(heads, kv_lora, rope, SPLIT + 21, latent_bytes=latent_bytes, pairs=pairs)
         store([(session, 0, session.tokens)])

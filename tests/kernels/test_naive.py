@@ -33,6 +33,27 @@ def test_bf16_rounds_to_nearest_even_and_keeps_nan_and_infinity() -> None:
     assert np.isnan(naive.bf16_widen(naive.bf16_round(payload_only_low_bits))).all()
 
 
+def test_8_bit_latents_are_off_by_half_a_scale_at_most_and_each_part_has_its_own() -> None:
+    latents = np.random.default_rng(3).standard_normal((50, 24)).astype(np.float32)
+    latents[:, 16:] *= 1000
+    codes, scales = naive.q8_latents(latents, 16)
+    wide = naive.q8_widen(codes, scales, 16)
+    assert (np.abs(wide - latents) <= 0.5001 * np.repeat(scales, (16, 8), axis=1)).all()
+    assert (np.abs(codes[:, :16]).max(axis=1) == 127).all(), "the largest number of a part has the largest code"
+    assert scales[:, 1].min() > 100 * scales[:, 0].max()
+
+
+def test_8_bit_latents_of_nothing_and_of_what_is_no_number() -> None:
+    """Ties go to even; a part that is 0 has a scale of 0, one with a NaN or infinity none."""
+    latents = np.array([[127, 2.5, 3.5, 0], [0, 0, 0, 1e-31], [np.nan, 1, 1, 2], [1, 1, 1, np.inf]], np.float32)
+    codes, scales = naive.q8_latents(latents, 3)
+    assert codes.tolist() == [[127, 2, 4, 0], [0, 0, 0, 0], [0, 0, 0, 127], [127, 127, 127, 0]]
+    wide = naive.q8_widen(codes, scales, 3)
+    assert np.isnan(wide).tolist() == [[False] * 4, [False] * 4, [True] * 3 + [False], [False] * 3 + [True]]
+    assert wide[0].tolist() == [127, 2, 4, 0]
+    assert wide[1].tolist() == [0, 0, 0, 0]
+
+
 def test_mxfp4_low_nibble_is_the_even_column_and_scales_are_powers_of_two() -> None:
     packed = np.zeros((1, 32), np.uint8)
     packed[0, 0], packed[0, 16] = 0x72, 0xF9
