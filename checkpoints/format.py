@@ -1,4 +1,4 @@
-"""The store's format, version 1.
+"""The store's format, version 2.
 
 A store is a local folder:
 
@@ -44,6 +44,10 @@ compares the safetensors header with the one it expects and parses nothing.
 **Upgrades**: a reader accepts every version up to its own and refuses later ones by number. Any change a version-1
 reader would misread takes a new version; a writer always writes the newest. Unknown codecs, kinds and storage types are
 refused by name. Files of every version ever written are kept under tests/checkpoints/data and read by a test.
+
+    1   the first
+    2   latents may be of 8 bits: a page's tensor is then U8 `[layers, tokens, width + 8]`, of each token its int8 codes
+        and two float32 scales. All else is as in version 1.
 """
 
 import json
@@ -58,7 +62,7 @@ from blake3 import blake3
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
 from serai.checkpoints.files.streams import BLOCK_BYTES, DIRECT_FROM_BYTES, Reader
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 HASH_BYTES: Final = 32
 
 _DOCUMENT_MAGIC: Final = b"SERAIDOC"
@@ -178,7 +182,7 @@ def _check_version(version: int, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor in a part: its name, safetensors type (F32, BF16, I8) and shape."""
+    """A tensor in a part: its name, safetensors type (F32, BF16, I8, U8) and shape."""
 
     name: str
     type: str
@@ -186,7 +190,7 @@ class TensorSpec:
 
     @property
     def item_bytes(self) -> int:
-        return {"F32": 4, "BF16": 2, "I8": 1}[self.type]
+        return {"F32": 4, "BF16": 2, "I8": 1, "U8": 1}[self.type]
 
     @property
     def size_bytes(self) -> int:

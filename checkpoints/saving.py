@@ -21,6 +21,7 @@ from serai.checkpoints.files.manifest import (
     Manifest,
     Storage,
     StoredAs,
+    latents_stored_as,
     layers_per_part,
     logits_specs,
     page_specs,
@@ -86,7 +87,7 @@ def slots_of(snapshot: Snapshot, storage: Storage, bases: Sequence[str] = ()) ->
         slots.append(Slot(state_specs(layout, storage, len(kda)), kda, storage.state, (conv,), base=base))
     for page in snapshot.pages:
         specs = page_specs(layout, storage, page.rows.shape[1])
-        slots.append(Slot(specs, page.rows, storage.latents, identity=page.identity))
+        slots.append(Slot(specs, page.rows, latents_stored_as(layout, storage), identity=page.identity))
     if snapshot.logits is not None:
         slots.append(Slot(logits_specs(layout), snapshot.logits, StoredAs.SAME))
     return slots

@@ -16,14 +16,32 @@ CONV_PROJECTIONS: Final = 3  # q, k and v each have a short convolution
 
 
 class LatentType(Enum):
-    """How one latent number is kept. NumPy has no bfloat16, so those are carried as their bits in uint16."""
+    """How a token's latent is kept, from the largest form to the smallest.
+
+    NumPy has no bfloat16, so those are carried as their bits in uint16. A Q8 latent is carried as bytes: an int8 code
+    for each number, then two float32, the scales of the latent's two parts. Where the second begins is the model's to
+    know.
+    """
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+    Q8 = "q8"
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return np.dtype("<f4") if self is LatentType.FLOAT32 else np.dtype("<u2")
+        return _LATENT_DTYPES[self]
+
+    def row_items(self, width: int) -> int:
+        """How many elements of `dtype` keep a latent of `width` numbers."""
+        return width + Q8_SCALE_BYTES if self is LatentType.Q8 else width
+
+
+Q8_SCALE_BYTES: Final = 8
+_LATENT_DTYPES: Final[dict[LatentType, np.dtype[Any]]] = {
+    LatentType.FLOAT32: np.dtype("<f4"),
+    LatentType.BFLOAT16: np.dtype("<u2"),
+    LatentType.Q8: np.dtype("u1"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +84,14 @@ class StateLayout:
         return 4 * (kda + conv + self.vocab)
 
     @property
+    def row_items(self) -> int:
+        """Elements of a token's latent in one layer, of the latent type's dtype."""
+        return self.latent_type.row_items(self.latent_width)
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of latents one token adds over all MLA layers."""
-        return self.mla_layers * self.latent_width * self.latent_type.dtype.itemsize
+        return self.mla_layers * self.row_items * self.latent_type.dtype.itemsize
 
     def describe(self) -> str:
         """One line that is equal exactly when two layouts are; used as the fingerprint's `state_layout`."""
@@ -90,7 +113,7 @@ class PageIdentity:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentPage:
-    """Latents of a run of tokens over all MLA layers: `rows` is `[mla_layers, rows, width]`, float32 or bfloat16 bits.
+    """Latents of a run of tokens over all MLA layers: `rows` is `[mla_layers, rows, row_items]` as `LatentType` has it.
 
     `identity` is given only for full pages, whose buffer nobody writes again.
     """
@@ -127,7 +150,7 @@ class Snapshot:
                 f"position {self.position} takes {len(rows)} pages of {layout.page_tokens}, not {len(self.pages)}"
             )
         for number, (page, count) in enumerate(zip(self.pages, rows, strict=True)):
-            shape = (layout.mla_layers, count, layout.latent_width)
+            shape = (layout.mla_layers, count, layout.row_items)
             _require(f"latent page {number}", page.rows, shape, layout.latent_type.dtype)
             if page.identity is not None and count < layout.page_tokens:
                 raise ValueError(
@@ -162,7 +185,7 @@ def new_snapshot(layout: StateLayout, position: int) -> Snapshot:
         conv=aligned_empty(layout.conv_shape, np.dtype("<f4")),
         pages=tuple(
             LatentPage(
-                aligned_empty((layout.mla_layers, rows, layout.latent_width), layout.latent_type.dtype),
+                aligned_empty((layout.mla_layers, rows, layout.row_items), layout.latent_type.dtype),
                 PageIdentity() if rows == layout.page_tokens else None,
             )
             for rows in layout.page_rows(position)

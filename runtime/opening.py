@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from serai.checkpoints.snapshot import LatentType
 from serai.checkpoints.store import Store
 from serai.kernels import compile as kernels
 from serai.kernels.ranks import let_in_at_once
@@ -26,6 +27,7 @@ from serai.runtime.memory.byte_sizes import parse_bytes
 from serai.runtime.memory.give_back import keep_little
 from serai.runtime.memory.limits import default_budget, over_room
 from serai.runtime.memory.plan import check_budget, plan_memory
+from serai.runtime.models.layout import latent_type
 from serai.runtime.models.open_model import FoundModel, LoadedModel, Precision, find_model, load_model
 from serai.runtime.models.scratch import kernel_scratch_bytes
 from serai.runtime.models.trunk import Trunk
@@ -69,6 +71,7 @@ async def open_runtime(
     store: str | Path | None = None,
     precision: str | Precision = Precision.FAST,
     trunk: str | Trunk | None = None,
+    latents: str | LatentType | None = None,
     experts_per_token: int | None = None,
     threads: int | None = None,
     warm_start: bool = False,
@@ -81,11 +84,12 @@ async def open_runtime(
 
     `budget` is the most memory to use ("2GiB" or bytes; default: what the machine and its control groups leave).
     `store` is the folder where sessions are kept; without one nothing is durable. `threads` defaults to the cores this
-    process may use. `trunk="q8"` or `"q4"` holds the large projections in 8 or 4 bits. With `experts_per_token` each
-    token visits fewer experts than the model was trained with (`models/fewer_experts.py`; what that costs:
-    `serai bench experts-per-token`). `policy` says what is kept so that nothing is computed twice. `quotas` bound what
-    each namespace may have of the budget (`set_quota` changes them). `progress` is called from worker threads. Leaving
-    the block closes every session.
+    process may use. `trunk="q8"` or `"q4"` holds the large projections in 8 or 4 bits. `latents` says how sessions keep
+    what attention reads: "float32" (by default in exact precision), "bfloat16" (in fast) or "q8", in half of that; what
+    that costs: `serai bench latents`. With `experts_per_token` each token visits fewer experts than the model was
+    trained with (`models/fewer_experts.py`; `serai bench experts-per-token`). `policy` says what is kept so that
+    nothing is computed twice. `quotas` bound what each namespace may have of the budget (`set_quota` changes them).
+    `progress` is called from worker threads. Leaving the block closes every session.
 
     For models whose experts are read: `warm_start` begins with those most used when it was last opened so, and keeps
     which these are in the model's folder (`experts/usage.py`). `trace` is a file that is written at the end with the
@@ -95,6 +99,7 @@ async def open_runtime(
     `BadParameter`, and `StoreBusy` or `StoreInvalid` for the store.
     """
     chosen, held = Precision.parse(precision), Trunk.parse(trunk)
+    kept_latents = latent_type(latents, fast=chosen is Precision.FAST)
     budget_bytes = chosen_budget(budget)
     if threads is not None:
         if threads < 1:
@@ -106,7 +111,7 @@ async def open_runtime(
         stack.enter_context(let_in_at_once())
         find = partial(find_model, model, experts_per_token=experts_per_token)
         found = await _made(stack, in_thread_to_the_end, find, lambda one: one.files.close())
-        room = expert_room(found, chosen, budget_bytes, held)
+        room = expert_room(found, chosen, budget_bytes, held, kept_latents)
         notes = ExpertNotes(
             found.path, found.config, warm_start=warm_start, trace=None if trace is None else Path(trace)
         )
@@ -115,7 +120,7 @@ async def open_runtime(
             kept = await _made(stack, in_thread_to_the_end, lambda: Store.open(str(store)), Store.close)
         thread = EngineThread()
         stack.push_async_callback(in_thread_to_the_end, thread.close)
-        load = partial(_load, found, chosen, held, room, notes, progress)
+        load = partial(_load, found, chosen, held, kept_latents, room, notes, progress)
         loaded = await _made(stack, thread.call, load, partial(_unload, notes))
         limits = Limits(wide_rows=room.wide_rows)
         runtime = _wire(found, loaded, thread, kept, chosen, budget_bytes, limits, policy)
@@ -149,7 +154,11 @@ class ExpertRoom:
 
 
 def expert_room(
-    found: FoundModel, precision: Precision, budget_bytes: int, trunk: Trunk = Trunk.AS_STORED
+    found: FoundModel,
+    precision: Precision,
+    budget_bytes: int,
+    trunk: Trunk = Trunk.AS_STORED,
+    latents: LatentType | None = None,
 ) -> ExpertRoom:
     """What the budget has room for: all experts whenever they fit.
 
@@ -157,6 +166,7 @@ def expert_room(
     one token.
     """
     fast = precision is Precision.FAST
+    kept = latent_type(latents, fast=fast)
     plan = plan_memory(
         found.config,
         found.files,
@@ -166,11 +176,11 @@ def expert_room(
         trunk=trunk,
         fast=fast,
     )
-    if budget_bytes >= plan.floor_bytes.of(precision.latents) or plan.moe_layers == 0:
-        check_budget(plan, budget_bytes, precision.latents)
+    if budget_bytes >= plan.floor_bytes.of(kept) or plan.moe_layers == 0:
+        check_budget(plan, budget_bytes, kept)
         return ExpertRoom(slots=None)
-    check_budget(plan, budget_bytes, precision.latents, streaming=True)
-    left = budget_bytes - plan.streaming_floor_bytes.of(precision.latents)
+    check_budget(plan, budget_bytes, kept, streaming=True)
+    left = budget_bytes - plan.streaming_floor_bytes.of(kept)
     wide_rows = 0
     if plan.wide_scratch_bytes <= WIDE_SHARE * left // 100:
         wide_rows = plan.wide_rows
@@ -267,6 +277,7 @@ def _load(
     found: FoundModel,
     precision: Precision,
     trunk: Trunk,
+    latents: LatentType,
     room: ExpertRoom,
     notes: ExpertNotes,
     progress: Callable[[Opening], None] | None,
@@ -283,6 +294,7 @@ def _load(
         precision,
         max_rows=Limits().step_rows,
         trunk=trunk,
+        latents=latents,
         expert_slots=room.slots,
         wide_rows=room.wide_rows,
         recorder=notes.recorder,

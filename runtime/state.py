@@ -7,7 +7,7 @@ more, an undone step leaves nothing behind, and no two sessions can ever write i
 
 Layout of a fixed block (float32, one contiguous run): KDA `[kda_layers, heads, head_dim, head_dim]` (key by value),
 then tails `[kda_layers, 3 (q, k, v), taps, heads * head_dim]`, oldest tap first.
-Layout of a page: `[mla_layers, page_tokens, latent_width]`, float32 or bfloat16 (held as uint16).
+Layout of a page: `[mla_layers, page_tokens, row_items]`, of the latent type's dtype (`LatentType`).
 """
 
 from collections.abc import Callable, Iterator
@@ -292,7 +292,7 @@ class StatePool:
         dtype = self.layout.latent_type.dtype if part is Part.PAGE else np.dtype(np.float32)
         array = self._slabs[part].take().view(dtype)
         if self._poison:
-            array.view(np.uint8).fill(0xFF)  # all bits set is NaN in float32 and in bfloat16
+            array.view(np.uint8).fill(0xFF)  # all bits set is NaN in float32, bfloat16 and the scales of codes
         self._live[part] += 1
         self.live_bytes += self._sizes[part]
         account.live_bytes += self._sizes[part]
@@ -363,8 +363,8 @@ def tails_view(layout: StateLayout, fixed: Buffer) -> NDArray[np.float32]:
 
 
 def page_view(layout: StateLayout, page: Buffer) -> NDArray[Any]:
-    """A page as `[mla_layers, page_tokens, latent_width]`."""
-    return page.array.reshape(layout.mla_layers, layout.page_tokens, layout.latent_width)
+    """A page as `[mla_layers, page_tokens, row_items]`."""
+    return page.array.reshape(layout.mla_layers, layout.page_tokens, layout.row_items)
 
 
 def snapshot_of(layout: StateLayout, state: State) -> Snapshot:

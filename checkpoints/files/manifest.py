@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
 from serai.checkpoints.files import jsonio
@@ -32,6 +32,8 @@ class Storage:
 
 
 LOSSLESS: Final = Storage()
+
+Kind = TypeVar("Kind", bound=Enum)
 
 # One file per layer of a small model would cost more in fsyncs than in bytes; K3's layers (6.7 MB) are one a part.
 STATE_PART_BYTES: Final = 1 << 22
@@ -115,8 +117,13 @@ def state_specs(layout: StateLayout, storage: Storage, layers: int) -> tuple[Ten
 
 def page_specs(layout: StateLayout, storage: Storage, rows: int) -> tuple[TensorSpec, ...]:
     """The tensors in the part of one page of latents."""
-    same = "F32" if layout.latent_type is LatentType.FLOAT32 else "BF16"
-    return _stored(storage.latents, "latents", same, (layout.mla_layers, rows, layout.latent_width))
+    same = {LatentType.FLOAT32: "F32", LatentType.BFLOAT16: "BF16", LatentType.Q8: "U8"}[layout.latent_type]
+    return _stored(latents_stored_as(layout, storage), "latents", same, (layout.mla_layers, rows, layout.row_items))
+
+
+def latents_stored_as(layout: StateLayout, storage: Storage) -> StoredAs:
+    """The number type of stored latents; those of 8 bits are kept as they are, for no type asked for is smaller."""
+    return StoredAs.SAME if layout.latent_type is LatentType.Q8 else storage.latents
 
 
 def logits_specs(layout: StateLayout) -> tuple[TensorSpec, ...]:
@@ -182,7 +189,7 @@ def decode(body: bytes, what: str) -> Manifest:
         created_s=jsonio.field(value, "created_s", float, what),
         fingerprint=_fingerprint(jsonio.field(value, "fingerprint", dict, what), what),
         layout=layout,
-        storage=Storage(_stored_as(storage, "state", what), _stored_as(storage, "latents", what)),
+        storage=Storage(_named(StoredAs, storage, "state", what), _named(StoredAs, storage, "latents", what)),
         state=_hashes(parts, "state", what),
         pages=_hashes(parts, "pages", what),
         logits=jsonio.optional_text(parts, "logits", what),
@@ -218,7 +225,7 @@ def _layout(value: dict[str, Any], what: str) -> StateLayout:
             conv_shape=(conv[0], conv[1], conv[2], conv[3]),
             mla_layers=jsonio.count(value, "mla_layers", what),
             latent_width=jsonio.count(value, "latent_width", what),
-            latent_type=LatentType(jsonio.field(value, "latent_type", str, what)),
+            latent_type=_named(LatentType, value, "latent_type", what),
             page_tokens=jsonio.count(value, "page_tokens", what),
             vocab=jsonio.count(value, "vocab", what),
         )
@@ -236,14 +243,13 @@ def _fingerprint(value: dict[str, Any], what: str) -> Fingerprint:
     return Fingerprint(experts_per_token=jsonio.count(value, "experts_per_token", what), **texts)
 
 
-def _stored_as(value: dict[str, Any], name: str, what: str) -> StoredAs:
+def _named(kinds: type[Kind], value: dict[str, Any], name: str, what: str) -> Kind:
+    """The kind of that name; one that is not known is `FormatUnknown`: it is of a later version, not damaged."""
     text = jsonio.field(value, name, str, what)
     try:
-        return StoredAs(text)
+        return kinds(text)
     except ValueError as error:
-        raise FormatUnknown(
-            what=what, found=f"{name} as {text!r}", supported=[kind.value for kind in StoredAs]
-        ) from error
+        raise FormatUnknown(what=what, found=f"{name} as {text!r}", supported=[kind.value for kind in kinds]) from error
 
 
 def _hashes(parts: dict[str, Any], name: str, what: str) -> tuple[str, ...]:

@@ -32,7 +32,12 @@ _SYNCING_THREADS: Final = 8
 # Threads that wait for the disk may be many; those that hash and pack leave a core to the event loop and the engine.
 computing: Final = threading.BoundedSemaphore(max(1, (os.cpu_count() or 1) - 1))
 
-DTYPES: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "I8": np.dtype("i1")}
+DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "F32": np.dtype("<f4"),
+    "BF16": np.dtype("<u2"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

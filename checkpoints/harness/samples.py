@@ -1,6 +1,6 @@
 """Small states and nodes of random numbers, for the harnesses that break stores on purpose."""
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,9 @@ def sample_state(position: int, seed: int = 0, layout: StateLayout = LAYOUT, *, 
 
     pages = []
     for rows in layout.page_rows(position):
-        latents = floats(layout.mla_layers, rows, layout.latent_width)
+        latents: NDArray[Any] = floats(layout.mla_layers, rows, layout.row_items)
+        if layout.latent_type is LatentType.Q8:
+            latents = np.round(latents).astype(np.int8).view(np.uint8)
         if layout.latent_type is LatentType.BFLOAT16:
             latents = (latents.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
         pages.append(LatentPage(latents, PageIdentity() if rows == layout.page_tokens else None))

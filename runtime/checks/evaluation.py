@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.checkpoints.snapshot import LatentType, StateLayout
+from serai.kernels.naive import q8_widen
 from serai.kernels.threads import parallel_region
 from serai.runtime.errors import BadParameter
 from serai.runtime.models.batch import Batch, Outputs, batch_of
@@ -176,16 +177,19 @@ def _state_arrays(config: ModelConfig, layout: StateLayout, state: State) -> dic
             arrays[f"state_{layer}_conv"] = tails[kda_index].copy()
             kda_index += 1
         else:
-            arrays[f"state_{layer}_latents"] = _latents(layout, state, mla_index)
+            arrays[f"state_{layer}_latents"] = _latents(layout, state, mla_index, config.mla.kv_lora_rank)
             mla_index += 1
     return arrays
 
 
-def _latents(layout: StateLayout, state: State, mla_index: int) -> NDArray[np.float32]:
-    """The latents of one layer, `[position, width]`."""
+def _latents(layout: StateLayout, state: State, mla_index: int, rank: int) -> NDArray[np.float32]:
+    """The latents of one layer, `[position, width]`; `rank` of the numbers of each are the normed part."""
     pages = [
         page_view(layout, page)[mla_index, :rows]
         for page, rows in zip(state.table.pages, layout.page_rows(state.position), strict=True)
     ]
     rows = np.concatenate(pages)
+    if layout.latent_type is LatentType.Q8:
+        codes, scales = np.split(rows, [layout.latent_width], axis=1)
+        return q8_widen(codes.view(np.int8), np.ascontiguousarray(scales).view(np.float32), rank)
     return widen_bf16(rows) if layout.latent_type is LatentType.BFLOAT16 else rows

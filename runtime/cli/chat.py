@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serai.runtime.cli.options import Budget, ExpertsPerToken, Precision, PrecisionName, Threads, Trunk
+from serai.runtime.cli.options import Budget, ExpertsPerToken, Latents, Precision, PrecisionName, Threads, Trunk
 from serai.runtime.cli.output import FAILED, Output, reporting
 from serai.runtime.cli.run import default_store
 from serai.runtime.cli.sampling_options import (
@@ -70,6 +70,7 @@ def chat(
     min_tokens: MinTokens = 0,
     precision: Precision = PrecisionName.FAST,
     trunk: Trunk = None,
+    latents: Latents = None,
     experts_per_token: ExpertsPerToken = None,
     budget: Budget = None,
     threads: Threads = None,
@@ -110,6 +111,7 @@ def chat(
             params,
             precision,
             trunk,
+            latents,
             experts_per_token,
             budget,
             threads,
@@ -143,6 +145,7 @@ class _Job:
     params: "SamplingParams"
     precision: PrecisionName
     trunk: str | None
+    latents: str | None
     experts_per_token: int | None
     budget: str | None
     threads: int | None
@@ -171,6 +174,7 @@ class _Job:
                 store=self.store,
                 precision=self.precision.value,
                 trunk=self.trunk,
+                latents=self.latents,
                 experts_per_token=self.experts_per_token,
                 threads=self.threads,
                 progress=lambda opening: tell(opening.stage, opening.done, opening.total),
@@ -197,6 +201,8 @@ class _Job:
             words += ["--precision", self.precision.value]
         if self.trunk is not None:
             words += ["--trunk", self.trunk]
+        if self.latents is not None:
+            words += ["--latents", self.latents]
         if self.experts_per_token is not None:
             words += ["--experts-per-token", str(self.experts_per_token)]
         if self.budget is not None:

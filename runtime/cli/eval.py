@@ -7,7 +7,17 @@ from zipfile import BadZipFile
 
 import typer
 
-from serai.runtime.cli.options import Budget, ExpertsPerToken, Json, Model, Precision, PrecisionName, Threads, Trunk
+from serai.runtime.cli.options import (
+    Budget,
+    ExpertsPerToken,
+    Json,
+    Latents,
+    Model,
+    Precision,
+    PrecisionName,
+    Threads,
+    Trunk,
+)
 from serai.runtime.cli.output import FAILED, reporting
 
 if TYPE_CHECKING:
@@ -27,6 +37,7 @@ def evaluate_model(
     greedy: Annotated[int, typer.Option(min=0, help="Greedy tokens to add after the last one.")] = 24,
     precision: Precision = PrecisionName.EXACT,
     trunk: Trunk = None,
+    latents: Latents = None,
     experts_per_token: ExpertsPerToken = None,
     budget: Budget = None,
     threads: Threads = None,
@@ -44,6 +55,7 @@ def evaluate_model(
             model,
             precision=precision.value,
             trunk=trunk,
+            latents=latents,
             experts_per_token=experts_per_token,
             budget=budget,
             threads=threads,
@@ -60,6 +72,7 @@ def evaluate_model(
                 "model": model,
                 "precision": precision.value,
                 "trunk": opened.loaded.fingerprint.trunk,
+                "latents": opened.loaded.fingerprint.latents,
                 "experts_per_token": opened.loaded.fingerprint.experts_per_token,
                 "build": opened.loaded.fingerprint.build,
                 "tokens": len(ids),

@@ -77,6 +77,7 @@ def open_model(
     *,
     precision: str,
     trunk: str | None,
+    latents: str | None,
     experts_per_token: int | None,
     budget: str | None,
     threads: int | None,
@@ -84,18 +85,20 @@ def open_model(
     """A loaded model, ready kernels and no sessions. Refuses a budget that is too small before anything is loaded."""
     from serai.kernels import compile as kernels
     from serai.kernels.threads import set_threads
+    from serai.runtime.models.layout import latent_type
     from serai.runtime.models.open_model import Precision, find_model, load_model
     from serai.runtime.models.trunk import Trunk
     from serai.runtime.opening import chosen_budget, expert_room
     from serai.runtime.scheduler import Limits
 
     chosen, held = Precision.parse(precision), Trunk.parse(trunk)
+    kept = latent_type(latents, fast=chosen is Precision.FAST)
     budget_bytes = chosen_budget(budget)
     found = find_model(name, experts_per_token=experts_per_token)
     try:
         if threads is not None:
             set_threads(threads)  # before the plan: each thread has memory of its own
-        room = expert_room(found, chosen, budget_bytes, held)
+        room = expert_room(found, chosen, budget_bytes, held, kept)
         with opening_progress() as tell:
             kernels.warm(lambda step: tell("kernels", step.done, step.total))
             loaded = load_model(
@@ -103,6 +106,7 @@ def open_model(
                 chosen,
                 max_rows=Limits().step_rows,
                 trunk=held,
+                latents=kept,
                 expert_slots=room.slots,
                 wide_rows=room.wide_rows,
                 progress=lambda done, total: tell("weights", done, total),

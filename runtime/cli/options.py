@@ -26,6 +26,14 @@ Precision = Annotated[
     PrecisionName,
     typer.Option("--precision", help="float32 activations and latents, or 8-bit activations and bfloat16 latents."),
 ]
+Latents = Annotated[
+    str | None,
+    typer.Option(
+        "--latents",
+        metavar="float32|bfloat16|q8",
+        help="How sessions keep what attention reads; q8 takes half of bfloat16. \\[default: by precision]",
+    ),
+]
 Trunk = Annotated[
     str | None,
     typer.Option("--trunk", metavar="q8|q4", help="Hold the large projections in 8 or 4 bits. \\[default: as stored]"),

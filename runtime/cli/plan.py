@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from serai.runtime.cli.options import Budget, ExpertsPerToken, Json, Precision, PrecisionName, Trunk
+from serai.runtime.cli.options import Budget, ExpertsPerToken, Json, Latents, Precision, PrecisionName, Trunk
 from serai.runtime.cli.output import bytes_text, pairs, reporting, table
 from serai.runtime.cli.plan_compare import COMPARED_CONTEXTS, comparison_table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from serai.runtime.memory.limits import DefaultBudget
     from serai.runtime.memory.plan import ByLatents, MemoryPlan
     from serai.runtime.models.config import ModelConfig
@@ -27,6 +29,7 @@ def plan(
     budget: Budget = None,
     precision: Precision = PrecisionName.FAST,
     trunk: Trunk = None,
+    latents: Latents = None,
     experts_per_token: ExpertsPerToken = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Only show what a context costs here and under other kinds of attention.")
@@ -49,11 +52,12 @@ def plan(
     from serai.runtime.memory.byte_sizes import parse_bytes
     from serai.runtime.memory.plan import DEFAULT_CONTEXT_TOKENS, check_budget, plan_memory, sessions_that_fit
     from serai.runtime.models.fewer_experts import with_experts_per_token
+    from serai.runtime.models.layout import latent_type
     from serai.runtime.models.trunk import Trunk as HeldTrunk
 
     with reporting(as_json=as_json) as out:
         fast, held = precision is PrecisionName.FAST, HeldTrunk.parse(trunk)
-        latents = LatentType.BFLOAT16 if fast else LatentType.FLOAT32
+        kept = latent_type(latents, fast=fast)
         config, files = _read(path)
         config = with_experts_per_token(config, experts_per_token)
         try:
@@ -64,7 +68,7 @@ def plan(
         default = _default_budget()
         if budget is not None:
             budget_bytes, source = parse_bytes(budget), "given"
-            check_budget(made, budget_bytes, latents)
+            check_budget(made, budget_bytes, kept)
         else:
             budget_bytes, source = (0, "unknown") if default is None else (default.budget_bytes, default.bound.name)
         needed = {
@@ -72,12 +76,13 @@ def plan(
             for kind in LatentType
         }
         fit = {kind.value: sessions_that_fit(made, budget_bytes, kind) for kind in LatentType}
-        fits = needed[latents.value] <= budget_bytes
+        fits = needed[kept.value] <= budget_bytes
         verdict = "fits" if fits else "does not fit"
         values = made.to_json() | {
             "sessions": sessions,
             "sessions_needed_bytes": needed,
             "precision": precision.value,
+            "latents": kept.value,
             "budget_bytes": budget_bytes,
             "budget_source": source,
             "sessions_that_fit": fit,
@@ -88,7 +93,7 @@ def plan(
             return
         if projected:
             speeds = measured_speeds(folder, disk_rate, made.expert_slot_bytes, held, fast=fast, tell=out.note)
-            told = projections(config, made, speeds, budget_bytes, latents, held, fast=fast)
+            told = projections(config, made, speeds, budget_bytes, kept, held, fast=fast)
             out.result(values | {"projection": told.to_json()}, *told.tables())
             return
         out.result(
@@ -97,7 +102,8 @@ def plan(
             _session_table(made, sessions, needed),
             _comparison_table(made),
             _budget_table(budget_bytes, source, fit),
-            f"{sessions:,} in {precision.value} precision: {bytes_text(needed[latents.value])}, which {verdict}",
+            f"{sessions:,} in {precision.value} precision with {kept.value} latents: "
+            f"{bytes_text(needed[kept.value])}, which {verdict}",
         )
 
 
@@ -157,16 +163,17 @@ def _model_table(made: "MemoryPlan") -> Table:
 
 
 def _session_table(made: "MemoryPlan", sessions: int, needed: dict[str, int]) -> Table:
-    shown = table("", "float32 latents", "bfloat16 latents", title=f"\nA session of {made.context_tokens:,} tokens")
+    columns = (f"{kind} latents" for kind in needed)
+    shown = table("", *columns, title=f"\nA session of {made.context_tokens:,} tokens")
 
-    def row(name: str, float32: int, bfloat16: int) -> None:
-        shown.add_row(name, bytes_text(float32), bytes_text(bfloat16))
+    def row(name: str, values: "Iterable[int]") -> None:
+        shown.add_row(name, *(bytes_text(value) for value in values))
 
     def row_by(name: str, figure: "ByLatents") -> None:
-        row(name, figure.float32, figure.bfloat16)
+        row(name, (figure.float32, figure.bfloat16, figure.q8))
 
-    row(f"KDA state ({made.kda_layers} layers)", made.kda_bytes, made.kda_bytes)
-    row("Convolution tails", made.conv_bytes, made.conv_bytes)
+    row(f"KDA state ({made.kda_layers} layers)", [made.kda_bytes] * len(needed))
+    row("Convolution tails", [made.conv_bytes] * len(needed))
     row_by(f"Latents ({made.mla_layers} layers)", made.latent_bytes)
     row_by("  for each token", made.latent_token_bytes)
     row_by("Whole state", made.session_bytes)
@@ -177,7 +184,7 @@ def _session_table(made: "MemoryPlan", sessions: int, needed: dict[str, int]) ->
         row_by("Floor with experts read from disk", made.streaming_floor_bytes)
         row_by("Working set: the experts of one token", made.working_set_bytes)
     if sessions > 1:
-        row(f"{sessions:,} sessions at once", needed["float32"], needed["bfloat16"])
+        row(f"{sessions:,} sessions at once", needed.values())
     return shown
 
 
@@ -197,7 +204,7 @@ def _budget_table(budget_bytes: int, source: str, fit: dict[str, int]) -> Table:
     return pairs(
         [
             ("Budget", f"{bytes_text(budget_bytes)}, {told}"),
-            ("Sessions that fit", f"{fit['bfloat16']:,} with bfloat16 latents, {fit['float32']:,} with float32"),
+            ("Sessions that fit", ", ".join(f"{count:,} with {kind} latents" for kind, count in fit.items())),
         ],
         title="\nHow many fit",
     )

@@ -18,6 +18,7 @@ from serai.runtime.cli.options import (
     Budget,
     ExpertsPerToken,
     Json,
+    Latents,
     Model,
     Precision,
     PrecisionName,
@@ -82,6 +83,7 @@ def run(
     ] = False,
     precision: Precision = PrecisionName.FAST,
     trunk: Trunk = None,
+    latents: Latents = None,
     experts_per_token: ExpertsPerToken = None,
     budget: Budget = None,
     threads: Threads = None,
@@ -123,6 +125,7 @@ def run(
             params,
             precision.value,
             trunk,
+            latents,
             experts_per_token,
             budget,
             threads,
@@ -179,6 +182,7 @@ class _Job:
     params: "SamplingParams"
     precision: str
     trunk: str | None
+    latents: str | None
     experts_per_token: int | None
     budget: str | None
     threads: int | None
@@ -203,6 +207,7 @@ class _Job:
                 store=self.store,
                 precision=self.precision,
                 trunk=self.trunk,
+                latents=self.latents,
                 experts_per_token=self.experts_per_token,
                 threads=self.threads,
                 warm_start=self.warm_start,
@@ -239,6 +244,8 @@ class _Job:
             words += ["--precision", self.precision]
         if self.trunk is not None:
             words += ["--trunk", self.trunk]
+        if self.latents is not None:
+            words += ["--latents", self.latents]
         if self.experts_per_token is not None:
             words += ["--experts-per-token", str(self.experts_per_token)]
         return shlex.join(words)

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from serai.runtime.cli.options import Budget, ExpertsPerToken, Json, Model, Precision, PrecisionName, Threads, Trunk
+from serai.runtime.cli.options import (
+    Budget,
+    ExpertsPerToken,
+    Json,
+    Latents,
+    Model,
+    Precision,
+    PrecisionName,
+    Threads,
+    Trunk,
+)
 from serai.runtime.cli.output import FAILED, reporting, table
 
 if TYPE_CHECKING:
@@ -18,6 +28,7 @@ def selfcheck(
     model: Model,
     precision: Precision = PrecisionName.EXACT,
     trunk: Trunk = None,
+    latents: Latents = None,
     experts_per_token: ExpertsPerToken = None,
     budget: Budget = None,
     threads: Threads = None,
@@ -37,6 +48,7 @@ def selfcheck(
                 model,
                 precision=precision.value,
                 trunk=trunk,
+                latents=latents,
                 experts_per_token=experts_per_token,
                 budget=budget,
                 threads=at_least_two,

@@ -13,6 +13,7 @@ from serai.runtime.cli.monitor import check_terminal
 from serai.runtime.cli.options import (
     Budget,
     ExpertsPerToken,
+    Latents,
     Precision,
     PrecisionName,
     Threads,
@@ -35,6 +36,7 @@ MODEL_OPTIONS = (
     "budget",
     "precision",
     "trunk",
+    "latents",
     "experts_per_token",
     "threads",
     "warm_start",
@@ -85,6 +87,7 @@ def serve(
     ] = None,
     precision: Precision | None = None,
     trunk: Trunk = None,
+    latents: Latents = None,
     experts_per_token: ExpertsPerToken = None,
     budget: Budget = None,
     threads: Threads = None,
@@ -138,6 +141,7 @@ def serve(
                     store=None if no_store else kept,
                     precision=precision.value if precision else given.get("precision", PrecisionName.FAST.value),
                     trunk=trunk or given.get("trunk"),
+                    latents=latents or given.get("latents"),
                     experts_per_token=given.get("experts_per_token")
                     if experts_per_token is None
                     else experts_per_token,

@@ -51,9 +51,10 @@ class ByLatents:
 
     float32: int
     bfloat16: int
+    q8: int
 
     def of(self, latents: LatentType) -> int:
-        return self.float32 if latents is LatentType.FLOAT32 else self.bfloat16
+        return {LatentType.FLOAT32: self.float32, LatentType.BFLOAT16: self.bfloat16, LatentType.Q8: self.q8}[latents]
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +251,11 @@ def check_budget(plan: MemoryPlan, budget_bytes: int, latents: LatentType, *, st
     options = [f"a budget of {floor:,} bytes"]
     if (tokens := _tokens_that_fit(plan, budget_bytes - floor, latents)) > 0:
         options.append(f"a context of {tokens:,} tokens")
-    if latents is LatentType.FLOAT32 and budget_bytes >= floors.bfloat16:
-        options.append("bfloat16 latents")
+    forms = list(LatentType)  # from the largest to the smallest
+    for smaller in forms[forms.index(latents) + 1 :]:
+        if budget_bytes >= floors.of(smaller):
+            options.append(f'latents="{smaller.value}"')
+            break
     for trunk, saves in plan.trunk_saves_bytes.items():
         if saves > 0 and budget_bytes >= floor - saves:
             options.append(f'trunk="{trunk}"')
@@ -298,12 +302,12 @@ def _slots_rule(experts_per_token: int) -> str:
 
 
 def _by_latents(values: Mapping[LatentType, int]) -> ByLatents:
-    return ByLatents(float32=values[LatentType.FLOAT32], bfloat16=values[LatentType.BFLOAT16])
+    return ByLatents(**{kind.value: value for kind, value in values.items()})
 
 
 def _plus(figure: ByLatents, more: int) -> ByLatents:
-    return ByLatents(float32=figure.float32 + more, bfloat16=figure.bfloat16 + more)
+    return _by_latents({kind: figure.of(kind) + more for kind in LatentType})
 
 
 def _times(figure: ByLatents, factor: int) -> ByLatents:
-    return ByLatents(float32=figure.float32 * factor, bfloat16=figure.bfloat16 * factor)
+    return _by_latents({kind: figure.of(kind) * factor for kind in LatentType})

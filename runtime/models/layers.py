@@ -173,14 +173,14 @@ def mla_layer(
     ]
 
     pages = (batch.seg_start, batch.seg_pos, batch.page_addr, batch.page_start, context.layout.page_tokens)
-    offset = index * context.layout.page_tokens * width
+    offset = index * context.layout.page_tokens * context.layout.row_items
     size = context.layout.latent_type.dtype.itemsize
     store_latents(
         projected, columns["latent"], weights.kv_norm, config.latent_norm_eps, shape.rope_dim, *pages, offset, size
     )
     latents = scratch.view("mixed", rows, shape.heads * lora)
     scale = shape.query_dim**-0.5
-    pairs = context.fast and context.layout.latent_type is LatentType.BFLOAT16
+    pairs = context.fast and context.layout.latent_type is not LatentType.FLOAT32
     attend(absorbed, scale, shape.heads, lora, shape.rope_dim, *pages, offset, size, pairs, latents, scratch.mla)
     values = scratch.view("second", rows, shape.heads * shape.v_dim)
     matmul(latents, 0, weights.value_up, values, 0, x_stride=lora, out_stride=shape.v_dim)

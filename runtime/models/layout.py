@@ -1,6 +1,7 @@
 """The shapes of a session's state, from a model's configuration."""
 
 from serai.checkpoints.snapshot import LatentType, StateLayout
+from serai.runtime.errors import BadParameter
 from serai.runtime.models.config import ModelConfig
 
 LEAST_PAGE_TOKENS, MOST_PAGE_TOKENS = 64, 1_024
@@ -11,6 +12,17 @@ PAGE_NUMBERS = 1 << 18
 """How many numbers a page of a small model may have. Each is a file of a stored state, at about a millisecond to make,
 name and sync and half of one to read: nano's state of 32,768 tokens took 720 ms out and 260 ms back in files of 24 KB.
 """
+
+
+def latent_type(asked: str | LatentType | None, *, fast: bool) -> LatentType:
+    """How latents are kept: as asked, or as the precision has them. Raises `BadParameter` for a form there is not."""
+    if asked is None:
+        return LatentType.BFLOAT16 if fast else LatentType.FLOAT32
+    try:
+        return LatentType(asked)
+    except ValueError:
+        forms = ", ".join(repr(kind.value) for kind in LatentType)
+        raise BadParameter(f"latents is one of {forms}, or left out for the precision's own, not {asked!r}") from None
 
 
 def page_tokens_of(config: ModelConfig) -> int:

@@ -19,7 +19,7 @@ from serai.runtime.experts.trace import TracedExperts, TraceRecorder
 from serai.runtime.models.config import ModelConfig, load_config
 from serai.runtime.models.fewer_experts import with_experts_per_token
 from serai.runtime.models.kimi import KimiModel
-from serai.runtime.models.layout import state_layout
+from serai.runtime.models.layout import latent_type, state_layout
 from serai.runtime.models.locate import locate_model
 from serai.runtime.models.safetensors_files import CheckpointFiles
 from serai.runtime.models.tensor_check import check_tensors
@@ -31,8 +31,8 @@ from serai.runtime.text.tokenizer import Tokenizer
 
 
 class Precision(Enum):
-    """EXACT: float32 activations and latents. FAST: 8-bit activations against 4-bit and 8-bit weights, bfloat16
-    latents."""
+    """EXACT: float32 activations. FAST: 8-bit activations against 4-bit and 8-bit weights. Unless others are asked for,
+    latents are float32 and bfloat16."""
 
     EXACT = "exact"
     FAST = "fast"
@@ -44,10 +44,6 @@ class Precision(Enum):
             return cls(name)
         except ValueError:
             raise BadParameter(f"precision is 'exact' or 'fast', not {name!r}") from None
-
-    @property
-    def latents(self) -> LatentType:
-        return LatentType.FLOAT32 if self is Precision.EXACT else LatentType.BFLOAT16
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +103,7 @@ def load_model(
     *,
     max_rows: int,
     trunk: Trunk = Trunk.AS_STORED,
+    latents: LatentType | None = None,
     expert_slots: int | None = None,
     wide_rows: int = 0,
     recorder: TraceRecorder | None = None,
@@ -114,12 +111,15 @@ def load_model(
 ) -> LoadedModel:
     """Read the weights and make the scratch for steps of `max_rows` rows; `progress(done, total)` counts layers.
 
+    `latents` says how its sessions keep those, by default as the precision has them.
+
     With `expert_slots` that many routed experts are held at a time and read when they are needed; otherwise all are in
     memory. With `wide_rows` there is room for steps of that many rows as well, which read a layer's experts once. What
     the steps want of experts goes to the `recorder`, if any.
     """
     config = found.config
-    layout = state_layout(config, precision.latents)
+    fast = precision is Precision.FAST
+    layout = state_layout(config, latent_type(latents, fast=fast))
     weights = load_weights(config, found.files, found.prefix, trunk, progress)
     experts: Experts | None = None
     if config.moe is not None:
@@ -133,7 +133,7 @@ def load_model(
         layout,
         max_rows=max_rows,
         wide_rows=wide_rows,
-        fast=precision is Precision.FAST,
+        fast=fast,
         trunk=trunk,
         looks_ahead=expert_slots is not None,
     )
@@ -148,7 +148,7 @@ def _fingerprint(found: FoundModel, precision: Precision, trunk: Trunk, layout: 
         chat_format=chat_format_id(config.family.value) or "none",
         precision=precision.value,
         trunk=trunk.value,
-        latents=precision.latents.value,
+        latents=layout.latent_type.value,
         experts_per_token=0 if config.moe is None else config.moe.experts_per_token,
         state_layout=layout.describe(),
         weights=_weights(found),

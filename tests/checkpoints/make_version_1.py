@@ -18,6 +18,7 @@ from serai.checkpoints import (
     Store,
     StoredAs,
 )
+from serai.checkpoints.files.codec import Codec
 
 FOLDER = Path(__file__).parent / "data" / "version-1"
 SESSION_ID = "aaaaaaaaaaaaaaaaaaaaaaaaaa"
@@ -90,6 +91,8 @@ STEPS: tuple[tuple[int, Packing, Storage], ...] = (
     (2, Packing.SMALL, Storage()),
     (2, Packing.SMALL, Storage(StoredAs.BFLOAT16, StoredAs.INT8_ROWS)),
 )
+CODECS = set(Codec)
+"""How its parts are packed."""
 
 
 def main() -> None:

@@ -16,7 +16,14 @@ from serai.checkpoints import NodeRecord, Packing, Store
 from serai.checkpoints.errors import FormatUnknown, SeraiError, SnapshotCorrupt
 from serai.checkpoints.files import jsonio
 from serai.checkpoints.files.codec import Codec
-from serai.checkpoints.format import PART_HEADER_BYTES, DocumentKind, PartHeader, frame_document, part_file_bytes
+from serai.checkpoints.format import (
+    FORMAT_VERSION,
+    PART_HEADER_BYTES,
+    DocumentKind,
+    PartHeader,
+    frame_document,
+    part_file_bytes,
+)
 from tests.checkpoints.samples import FINGERPRINT, make_node, make_snapshot, same_bits, saved
 
 STATE = make_snapshot(11, smooth=True)
@@ -187,9 +194,10 @@ def test_other_versions_are_refused_by_number(packed: tuple[Path, NodeRecord]) -
     folder, node = packed
     for file in [*part_files(folder), *(folder / "manifests").iterdir(), folder / "nodes" / node.id]:
         data = file.read_bytes()
-        for version in (2, 0, 0xFFFFFFFF):
+        for version in (FORMAT_VERSION + 1, 0, 0xFFFFFFFF):
             file.write_bytes(data[:8] + version.to_bytes(4, "little") + data[12:])
-            with Store.open(str(folder)) as store, pytest.raises(FormatUnknown, match=rf"{version}, .*reads 1 to 1"):
+            told = rf"{version}, .*reads 1 to {FORMAT_VERSION}"
+            with Store.open(str(folder)) as store, pytest.raises(FormatUnknown, match=told):
                 read_all(store, node)
         file.write_bytes(data)
 
@@ -219,6 +227,7 @@ def change_manifest(folder: Path, node: NodeRecord, change: Callable[[jsonio.Jso
         lambda value: value["layout"].update(page_tokens=0),
         lambda value: value["layout"].update(latent_width=2**60),
         lambda value: value["layout"].update(vocab=-1),
+        lambda value: value["layout"].update(latent_type="q8"),
         lambda value: value.update(position=2**52),
         lambda value: value.update(position=8),
         lambda value: value.update(node="a" * 26),
@@ -238,6 +247,14 @@ def test_a_manifest_that_lies_is_refused(
     folder, node = packed
     change_manifest(folder, node, change)
     refused(folder, node)
+
+
+def test_a_form_of_latents_that_is_not_known_is_refused_by_name(packed: tuple[Path, NodeRecord]) -> None:
+    """A later version's, so nothing that is written anew."""
+    folder, node = packed
+    change_manifest(folder, node, lambda value: value["layout"].update(latent_type="q4"))
+    with Store.open(str(folder)) as store, pytest.raises(FormatUnknown, match=r"latent_type as 'q4'.*bfloat16"):
+        store.load(node.id)
 
 
 def test_symlinks_are_never_followed(packed: tuple[Path, NodeRecord], tmp_path: Path) -> None:

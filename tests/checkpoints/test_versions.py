@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from serai.checkpoints import Store
 from serai.checkpoints.files.codec import Codec
 from serai.checkpoints.format import FORMAT_VERSION
 from serai.checkpoints.upkeep.fsck import fsck, rebuild
-from tests.checkpoints.make_version_1 import FINGERPRINT, FOLDER, STEPS, node, state
+from tests.checkpoints import make_version_1, make_version_2
 from tests.checkpoints.samples import same_bits
 
 
@@ -23,34 +24,35 @@ def copied(folder: Path, target: Path) -> Path:
     return target
 
 
-def test_version_1_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("made", [make_version_1, make_version_2], ids=["1", "2"])
+def test_a_version_is_read(made: ModuleType, tmp_path: Path) -> None:
     """B58: the previous supported version loads from a kept fixture: all codecs, number types and documents of it."""
-    folder = copied(FOLDER, tmp_path / "s")
+    folder = copied(made.FOLDER, tmp_path / "s")
     assert rebuild(str(folder)).clean
     with Store.open(str(folder)) as store:
         assert fsck(store).clean
         parent = None
         codecs = set()
-        for number, (tokens, _, storage) in enumerate(STEPS, start=1):
-            expected = node(number, tokens, parent)
+        for number, (tokens, _, storage) in enumerate(made.STEPS, start=1):
+            expected = made.node(number, tokens, parent)
             found = store.node(expected.id)
             for name in type(expected).__dataclass_fields__:
                 assert np.array_equal(getattr(found, name), getattr(expected, name)), name
             assert store.snapshot_info(expected.id).storage == storage
-            loaded = store.load(expected.id, FINGERPRINT)
+            loaded = store.load(expected.id, made.FINGERPRINT)
             if storage.lossy:
-                assert np.array_equal(loaded.kda, state(expected.position).kda)
-                assert np.array_equal(loaded.conv, state(expected.position).conv)
+                assert np.array_equal(loaded.kda, made.state(expected.position).kda)
+                assert np.array_equal(loaded.conv, made.state(expected.position).conv)
             else:
-                assert same_bits(loaded, state(expected.position))
+                assert same_bits(loaded, made.state(expected.position))
             heads = [store._files.head(name) for name in store._manifest(expected.id).parts]
             codecs |= {Codec(head.codec) for head in heads if head is not None}
             parent = expected
         assert parent is not None
         assert store.resolve("release") == parent.id
-        assert codecs == set(Codec)
+        assert codecs == made.CODECS
 
 
 @pytest.mark.parametrize("version", range(1, FORMAT_VERSION + 1))
 def test_every_version_has_its_files(version: int) -> None:
-    assert (FOLDER.parent / f"version-{version}" / "store").is_file()
+    assert (make_version_1.FOLDER.parent / f"version-{version}" / "store").is_file()

@@ -106,7 +106,9 @@ class FakeModel:
             kda[1] += np.float32(self._outside)
         page = pages[position // self.layout.page_tokens]
         rows = page[:, : position % self.layout.page_tokens + 1]
-        rows[:, -1] = token
+        rows[:, -1] = token % 256 if self.layout.latent_type is LatentType.Q8 else token
+        if self.layout.latent_type is LatentType.Q8:
+            rows[:, -1, self.layout.latent_width :] = np.ones(2, np.float32).view(np.uint8)
         seen = np.float32(rows[..., 0].astype(np.float32).sum())
         answer = np.arange(self.config.vocab_size, dtype=np.float32) * np.float32(0.01)
         waves: Floats = np.sin(answer * (1 + kda[:64].sum()) + seen + tails[0, 0, 0, 0]) * np.float32(3)
@@ -114,9 +116,9 @@ class FakeModel:
 
     def _page(self, address: int) -> NDArray[Any]:
         layout = self.layout
-        shape = layout.mla_layers, layout.page_tokens, layout.latent_width
-        kind = ctypes.c_float if layout.latent_type is LatentType.FLOAT32 else ctypes.c_uint16
-        page: NDArray[Any] = np.ctypeslib.as_array((kind * prod(shape)).from_address(address)).reshape(shape)
+        shape = layout.mla_layers, layout.page_tokens, layout.row_items
+        held = (ctypes.c_uint8 * (prod(shape) * layout.latent_type.dtype.itemsize)).from_address(address)
+        page: NDArray[Any] = np.ctypeslib.as_array(held).view(layout.latent_type.dtype).reshape(shape)
         return page
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from serai.checkpoints.snapshot import LatentType
 from serai.runtime.bench.tiny import TINY_K3, TINY_MODELS, TinyModel, write_tiny_model
 from serai.runtime.checks.stepping import Stepper
 from serai.runtime.models.open_model import Precision, find_model, load_model
@@ -18,11 +19,17 @@ from tests.kernels.simd_paths import ROOT, on_every_path
 TOKENS = np.random.default_rng(8).integers(0, 1000, 40).astype(np.int32)
 
 
-def pass_bits(shape: TinyModel, precision: Precision, trunk: Trunk = Trunk.AS_STORED, seed: int = 0) -> str:
+def pass_bits(
+    shape: TinyModel,
+    precision: Precision,
+    trunk: Trunk = Trunk.AS_STORED,
+    seed: int = 0,
+    latents: LatentType | None = None,
+) -> str:
     """Everything a state holds after two calls of many rows and some single tokens, in buffers that held NaN."""
     with tempfile.TemporaryDirectory() as folder:
         write_tiny_model(Path(folder) / "m", shape)
-        loaded = load_model(find_model(Path(folder) / "m"), precision, max_rows=40, trunk=trunk)
+        loaded = load_model(find_model(Path(folder) / "m"), precision, max_rows=40, trunk=trunk, latents=latents)
         stepper = Stepper(loaded, StatePool(loaded.layout, poison=True))
         bits = stepper.ended(stepper.run(np.roll(TOKENS, seed), (17, 19, 1, 1, 1, 1)))
         loaded.model.close()
@@ -37,13 +44,14 @@ def bits() -> str:
         for precision in Precision
         for trunk in Trunk
     ]
+    variants += [pass_bits(TINY_K3, precision, latents=LatentType.Q8) for precision in Precision]
     return " ".join(variants)
 
 
 def test_a_whole_pass_has_the_same_bits_on_every_simd_path() -> None:
-    """Both families, both precisions, the trunk as stored, in 8 and in 4 bits."""
+    """Both families, both precisions, the trunk as stored, in 8 and in 4 bits, and latents in 8 bits."""
     found = on_every_path(__name__, "bits")
-    assert len(next(iter(found.values())).split()) == 12
+    assert len(next(iter(found.values())).split()) == 14
     assert len(set(found.values())) == 1, found
 
 

@@ -105,7 +105,7 @@ def test_the_plan_is_plain_json_with_whole_numbers() -> None:
         if key.endswith("_bytes"):
             figures = value.values() if isinstance(value, dict) else [value]
             assert all(type(figure) is int for figure in figures)
-    assert plain["latent_token_bytes"] == {"float32": 55_296, "bfloat16": 27_648}
+    assert plain["latent_token_bytes"] == {"float32": 55_296, "bfloat16": 27_648, "q8": 14_016}
 
 
 def small_plan(tokens: int = 640) -> MemoryPlan:
@@ -129,12 +129,17 @@ def test_the_refusal_names_what_would_fit_and_it_does() -> None:
     plan = small_plan(10_240)
     page = plan.latent_page_bytes.float32
     budget = plan.floor_bytes.float32 - 3 * page
-    with pytest.raises(BudgetTooSmall, match=r"a context of 7,168 tokens or bfloat16 latents would fit"):
+    with pytest.raises(BudgetTooSmall, match=r'a context of 7,168 tokens or latents="bfloat16" would fit'):
         check_budget(plan, budget, LatentType.FLOAT32)
     check_budget(small_plan(7_168), budget, LatentType.FLOAT32)
     with pytest.raises(BudgetTooSmall):
         check_budget(small_plan(7_169), budget, LatentType.FLOAT32)
     check_budget(plan, budget, LatentType.BFLOAT16)
+    least = plan.floor_bytes.q8
+    for latents in (LatentType.FLOAT32, LatentType.BFLOAT16):
+        with pytest.raises(BudgetTooSmall, match=r'tokens or latents="q8" would fit'):
+            check_budget(plan, least, latents)
+    check_budget(plan, least, LatentType.Q8)
     with pytest.raises(BudgetTooSmall, match=rf"; a budget of {plan.floor_bytes.float32:,} bytes would fit$"):
         check_budget(plan, 1, LatentType.FLOAT32)
 

@@ -26,15 +26,16 @@ def test_a_bare_config_gives_exact_integers_for_every_part_of_a_session() -> Non
     values = plan_json(str(K3), "--context", "1000")
     assert values["kda_bytes"] == 69 * 96 * 128 * 128 * 4
     assert values["conv_bytes"] == 69 * 3 * 3 * 12288 * 4
-    assert values["latent_token_bytes"] == {"float32": 24 * 576 * 4, "bfloat16": 24 * 576 * 2}
-    assert values["latent_bytes"] == {"float32": 1000 * 24 * 576 * 4, "bfloat16": 1000 * 24 * 576 * 2}
+    of_token = {"float32": 24 * 576 * 4, "bfloat16": 24 * 576 * 2, "q8": 24 * (576 + 8)}
+    assert values["latent_token_bytes"] == of_token
+    assert values["latent_bytes"] == {kind: 1000 * size for kind, size in of_token.items()}
     assert values["source"] == "config"
 
 
 def test_more_sessions_need_their_held_state_more() -> None:
     one, five = plan_json(str(K3)), plan_json(str(K3), "--sessions", "5")
     held = one["hot_session_bytes"]
-    for latents in ("float32", "bfloat16"):
+    for latents in ("float32", "bfloat16", "q8"):
         more = five["sessions_needed_bytes"][latents] - one["sessions_needed_bytes"][latents]  # type: ignore[index]
         assert more == 4 * held[latents]  # type: ignore[index]
 
@@ -73,7 +74,26 @@ def test_the_latents_of_exact_precision_need_more(tmp_path: Path) -> None:
     assert runner.invoke(app, ["plan", str(tmp_path), "--budget", budget]).exit_code == 0
     refused = runner.invoke(app, ["plan", str(tmp_path), "--budget", budget, "--precision", "exact"])
     assert refused.exit_code == 1
-    assert "bfloat16 latents" in refused.stderr
+    assert 'latents="bfloat16"' in refused.stderr
+
+
+def test_other_latents_are_planned_when_asked_for(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, TINY_LINEAR)
+    floor = plan_json(str(tmp_path))["floor_bytes"]
+    budget = str(floor["q8"])  # type: ignore[index]
+    values = plan_json(str(tmp_path), "--budget", budget, "--latents", "q8")
+    assert (values["latents"], values["fits"]) == ("q8", True)
+    refused = runner.invoke(app, ["plan", str(tmp_path), "--budget", budget])
+    assert 'latents="q8"' in refused.stderr
+    assert plan_json(str(tmp_path), "--precision", "exact")["latents"] == "float32"
+
+
+@pytest.mark.parametrize("command", ["plan", "selfcheck"])
+def test_latents_there_are_not_are_refused(command: str, tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, TINY_LINEAR)
+    result = runner.invoke(app, [command, str(tmp_path), "--latents", "q2"])
+    assert result.exit_code == 1
+    assert "latents is one of 'float32', 'bfloat16', 'q8'" in result.stderr
 
 
 def test_a_quantised_trunk_is_planned_smaller(tmp_path: Path) -> None:

@@ -14,11 +14,19 @@ runner = CliRunner()
 
 
 @pytest.mark.parametrize(
-    ("precision", "trunk"), [("exact", []), ("fast", []), ("fast", ["--trunk", "q8"]), ("fast", ["--trunk", "q4"])]
+    ("precision", "asked"),
+    [
+        ("exact", []),
+        ("fast", []),
+        ("fast", ["--trunk", "q8"]),
+        ("fast", ["--trunk", "q4"]),
+        ("exact", ["--latents", "q8"]),
+        ("fast", ["--latents", "q8"]),
+    ],
 )
-def test_a_model_keeps_every_promise(precision: str, trunk: list[str], nano: Path) -> None:
+def test_a_model_keeps_every_promise(precision: str, asked: list[str], nano: Path) -> None:
     """B106, B14: mixed batches, threads, splits, forks and pauses give the bits of a lone run."""
-    result = runner.invoke(app, ["selfcheck", str(nano), "--precision", precision, *trunk, "--json"])
+    result = runner.invoke(app, ["selfcheck", str(nano), "--precision", precision, *asked, "--json"])
     assert result.exit_code == 0, (result.stdout, result.stderr)
     promises = json.loads(result.stdout)
     assert len(promises) == 9
