@@ -19,6 +19,7 @@ from serai.kernels.matmul_fast import matmul_fast
 from serai.kernels.matrix import Format, Matrix, aligned
 from serai.kernels.mla import attend, mla_scratch_floats
 from serai.kernels.moe import activate, combine, route
+from serai.kernels.naive import q8_latents
 from serai.kernels.norms import attn_res, rms_norm
 from serai.kernels.quantize import Quantized, quantize_rows
 from serai.kernels.threads import threads
@@ -29,6 +30,7 @@ EXPERTS, PICKS = 896, 16
 WIDTH = HEADS * HEAD_DIM
 LATENT_WIDTH = KV_LORA + ROPE
 TOKEN_BYTES = 2 * LATENT_WIDTH
+Q8_TOKEN_BYTES = LATENT_WIDTH + 8
 TOKEN_OPERATIONS = 2 * HEADS * (LATENT_WIDTH + KV_LORA)
 """What one cached token costs a decoded one, in one layer: its bfloat16 latent, and the products of all heads."""
 
@@ -169,14 +171,17 @@ class KdaLayers:
 
 
 class Attention:
-    """One layer of latent attention as `fast` has it: `rows` new tokens over `context` bfloat16 latents, theirs too."""
+    """One layer of latent attention as `fast` has it: `rows` new tokens over `context` latents, theirs too, which are
+    bfloat16 or 8-bit codes."""
 
-    def __init__(self, context: int, rows: int = 1) -> None:
+    def __init__(self, context: int, rows: int = 1, *, coded: bool = False) -> None:
         self.context, self.rows = context, rows
+        self.token_bytes = Q8_TOKEN_BYTES if coded else TOKEN_BYTES
         pages = -(-context // PAGE_TOKENS)
-        self._pages = aligned(pages * PAGE_TOKENS * LATENT_WIDTH, np.uint16)
-        self._pages[:] = np.resize((some(1, 1 << 20).view(np.uint32)[0] >> 16).astype(np.uint16), self._pages.size)
-        page_bytes = PAGE_TOKENS * TOKEN_BYTES
+        self._pages = aligned(pages * PAGE_TOKENS * self.token_bytes, np.uint8)
+        tokens = self._pages.reshape(-1, self.token_bytes)
+        tokens[:] = _coded_latents(len(tokens)) if coded else _bf16_latents(len(tokens))
+        page_bytes = PAGE_TOKENS * self.token_bytes
         self._addresses = self._pages.ctypes.data + np.arange(pages, dtype=np.int64) * page_bytes
         self._queries = some(rows, HEADS * LATENT_WIDTH)
         self._projected = some(rows, LATENT_WIDTH)
@@ -185,7 +190,7 @@ class Attention:
         self._scratch = aligned(mla_scratch_floats(KV_LORA, ROPE, threads()), np.float32)
         starts, position = np.array([0, rows], np.int64), np.array([context - rows], np.int64)
         page_start = np.array([0, pages], np.int64)
-        self._where = (starts, position, self._addresses, page_start, PAGE_TOKENS, 0, 2)
+        self._where = (starts, position, self._addresses, page_start, PAGE_TOKENS, 0, 1 if coded else 2)
 
     def run(self) -> None:
         attend(self._queries, 192**-0.5, HEADS, KV_LORA, ROPE, *self._where, True, self._out, self._scratch)
@@ -204,7 +209,20 @@ class Attention:
         return 2 * HEADS * ((192 + 128) * self.seen + (128 + 128) * KV_LORA * self.context)
 
     def case(self, name: str) -> Case:
-        return Case(name, self.run, self.context * TOKEN_BYTES, self.seen * TOKEN_OPERATIONS, "bfloat16")
+        return Case(name, self.run, self.context * self.token_bytes, self.seen * TOKEN_OPERATIONS, "bfloat16")
+
+
+def _bf16_latents(tokens: int) -> NDArray[np.uint8]:
+    """Normal numbers, a page of different ones."""
+    drawn = (some(PAGE_TOKENS, LATENT_WIDTH).view(np.uint32) >> 16).astype(np.uint16)
+    return np.resize(drawn.view(np.uint8), (tokens, TOKEN_BYTES))
+
+
+def _coded_latents(tokens: int) -> NDArray[np.uint8]:
+    """The same as codes and scales."""
+    codes, scales = q8_latents(some(PAGE_TOKENS, LATENT_WIDTH), KV_LORA)
+    drawn = np.concatenate([codes.view(np.uint8), scales.view(np.uint8)], axis=1)
+    return np.resize(drawn, (tokens, Q8_TOKEN_BYTES))
 
 
 def other_cases(weight_bytes: int) -> Iterator[Case]:

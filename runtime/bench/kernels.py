@@ -218,6 +218,8 @@ def _mla(scale: Scale, peak: Peaks, timed: Callable[[Case], float]) -> list[Clai
     case = Attention(scale.context).case(f"mla, 1 row at {scale.context:,} tokens")
     seconds = timed(case)
     none = timed(Attention(1).case("mla, 1 row at 1 token"))
+    coded_case = Attention(scale.context, coded=True).case(f"mla, 1 row at {scale.context:,} tokens, 8-bit latents")
+    coded = timed(coded_case)
     token_s = max(TOKEN_BYTES / peak.read, TOKEN_OPERATIONS / peak.bfloat16)
     bound = "dots of bfloat16" if TOKEN_OPERATIONS / peak.bfloat16 > TOKEN_BYTES / peak.read else "stream read"
     detail = (
@@ -227,7 +229,12 @@ def _mla(scale: Scale, peak: Peaks, timed: Callable[[Case], float]) -> list[Clai
     return [
         _at_least("mla_decode_vs_bound", token_s * scale.context / seconds, 0.6, detail),
         _at_most("mla_slope_vs_bound", slope, 1.6, f"{detail}; the time at 1 token taken off"),
+        Claim.measured("mla_q8_vs_bfloat16", coded / seconds, "of the time", _where(_of_codes(case, coded_case))),
     ]
+
+
+def _of_codes(case: Case, coded: Case) -> str:
+    return f"the same over 8-bit latents, {coded.nbytes / case.nbytes:.2f} of the bytes, multiplied in bfloat16"
 
 
 def _prefill_row(scale: Scale, timed: Callable[[Case], float]) -> dict[str, object]:

@@ -1,8 +1,9 @@
 """`serai bench model`: tokens a second of a mid-size model, by sessions at once and by context, through the engine.
 
 Steps are taken by hand (`stepping.Stepper`), `fast` precision. A context is the state of a short prompt with random
-latents up to there: what a step costs depends on how many latents there are, not on what they say. A cell takes its
-median over as many steps as fit a few seconds, one at least; `--context` measures some columns of the grid alone.
+latents up to there: what a step costs depends on how many latents there are, not on what they say. Sessions that read
+share the rows of a step evenly. A cell takes its median over as many steps as fit a few seconds, one at least;
+`--context` measures some columns of the grid alone, so that it can be had in pieces.
 """
 
 import os
@@ -11,10 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from serai.checkpoints.snapshot import LatentType, StateLayout
 from serai.kernels.compile import warm
+from serai.kernels.naive import bf16_round, q8_latents
 from serai.kernels.threads import threads
 from serai.runtime.bench.against import LLAMA_CLAIMS, bench_against_llama
 from serai.runtime.bench.llama import why_not
@@ -23,6 +28,7 @@ from serai.runtime.bench.report import Claim, Report
 from serai.runtime.checks.stepping import Stepper
 from serai.runtime.errors import BadParameter
 from serai.runtime.memory.limits import default_budget
+from serai.runtime.models.layout import latent_type
 from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
 from serai.runtime.state import State, StatePool, page_view, session_bytes
 
@@ -31,6 +37,7 @@ CONTEXTS = (0, 4_096, 32_768, 131_072)
 QUICK_SESSIONS = (1, 8)
 QUICK_CONTEXTS = (0, 4_096)
 PREFILL_TOKENS = 512
+"""Rows of a step that reads, of all its sessions together."""
 LONG_CONTEXT, LONG_PREFILL_TOKENS = 32_768, 64
 """From that context on a prefill reads fewer tokens, or one call would take minutes."""
 PROMPT_TOKENS = 64
@@ -41,31 +48,43 @@ CELL_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Decoding by that many sessions at that context, or a prefill of one there; None when it did not fit in memory."""
+    """Decoding by that many sessions at that context, or reading more by them there; tokens a second of all together,
+    None when their states, of `needed_bytes`, did not fit into `room_bytes`."""
 
     kind: str
     sessions: int
     context: int
     tokens_per_s: float | None
-    rows: int = 1
+    rows: int
     """Tokens of a session in a call."""
+    needed_bytes: int
+    room_bytes: int
 
     def row(self) -> dict[str, object]:
-        speed: object = "does not fit" if self.tokens_per_s is None else self.tokens_per_s
+        why = f"does not fit: {self.needed_bytes / 1e9:.1f} GB of states, {self.room_bytes / 1e9:.1f} free"
         return {
             "phase": self.kind,
             "sessions": self.sessions,
             "tokens a call": self.rows,
             "context": self.context,
-            "tok/s": speed,
+            "tok/s": why if self.tokens_per_s is None else self.tokens_per_s,
         }
 
 
-def bench_model(folder: Path, *, quick: bool, tell: Callable[[str], None], only_contexts: Sequence[int] = ()) -> Report:
+def bench_model(
+    folder: Path,
+    *,
+    quick: bool,
+    tell: Callable[[str], None],
+    only_contexts: Sequence[int] = (),
+    latents: str | None = None,
+) -> Report:
     """Measure; `folder` keeps the model. `tell` is called with what is being done.
 
-    `only_contexts` replaces the contexts of the grid. Raises `BadParameter` for a negative one.
+    `only_contexts` replaces the contexts of the grid; `latents` are those that sessions keep. Raises `BadParameter` for
+    a negative context and for latents there are not.
     """
+    kept = latent_type(latents, fast=True)
     if any(context < 0 for context in only_contexts):
         raise BadParameter(f"--context counts tokens: 0 or more, not {min(only_contexts)}")
     room = default_budget().budget_bytes
@@ -75,28 +94,35 @@ def bench_model(folder: Path, *, quick: bool, tell: Callable[[str], None], only_
     made = cached_mid_model(folder, shape)
     tell("reading its weights")
     warm()
-    loaded = load_model(find_model(made.folder), Precision.FAST, max_rows=PREFILL_TOKENS)
+    loaded = load_model(find_model(made.folder), Precision.FAST, max_rows=PREFILL_TOKENS, latents=kept)
     limit = room - loaded.model.weights.bytes - loaded.model.scratch.bytes
     sessions = QUICK_SESSIONS if quick else SESSIONS
     contexts = only_contexts or (QUICK_CONTEXTS if quick else CONTEXTS)
     cells = measure(loaded, limit, sessions, contexts, QUICK_STEPS if quick else STEPS, tell)
-    return Report("model", tuple(_claims(cells, made)), tuple(cell.row() for cell in cells))
+    return Report("model", tuple(_claims(cells, made, kept)), tuple(cell.row() for cell in cells))
 
 
 def bench_against(
-    folder: Path, peer: str, *, quick: bool, tell: Callable[[str], None], only_contexts: Sequence[int] = ()
+    folder: Path,
+    peer: str,
+    *,
+    quick: bool,
+    tell: Callable[[str], None],
+    only_contexts: Sequence[int] = (),
+    latents: str | None = None,
 ) -> Report:
     """The same model in serai and in `peer`, which can only be "llama"; `folder` keeps the model in both forms.
 
-    Raises `BadParameter` for another peer, and for contexts: there is one. Where llama.cpp isn't installed the claims
-    say so and are not measured.
+    Raises `BadParameter` for another peer, and for contexts or latents: there is one of each. Where llama.cpp isn't
+    installed the claims say so and are not measured.
     """
     if peer != "llama":
         raise BadParameter(f"--against is 'llama', not {peer!r}")
-    if only_contexts:
-        raise BadParameter(
-            "--context is for the grid, and --against decodes after its own prompts; give one of the two"
-        )
+    for name, given in (("context", only_contexts), ("latents", latents)):
+        if given:
+            raise BadParameter(
+                f"--{name} is for the grid, and --against has its own prompts and bfloat16; give one of the two"
+            )
     if (why := why_not()) is not None:
         return Report("model", tuple(_unmeasured(why)))
     from serai.runtime.bench.gguf_model import cached_gguf  # needs the extra
@@ -122,15 +148,15 @@ def measure(
     fixed = session_bytes(loaded.layout, PROMPT_TOKENS)
     for context in contexts:
         rows = PREFILL_TOKENS if context < LONG_CONTEXT else LONG_PREFILL_TOKENS
-        for kind, counts, tokens in (("prefill", (1,), rows), ("decode", sessions, 1)):
-            for count in counts:
+        for kind in ("prefill", "decode"):
+            for count in sessions:
                 tell(f"{kind}, {count} sessions at {context:,} tokens")
+                tokens = rows // count if kind == "prefill" else 1
                 # A step has the state before it and the one after, which share all full pages of latents.
                 after = session_bytes(loaded.layout, PROMPT_TOKENS + context + tokens * (steps + 1))
-                speed = None
-                if count * (after + fixed) <= limit_bytes:
-                    speed = _speed(loaded, count, context, tokens, steps)
-                cells.append(Cell(kind, count, context, speed, tokens))
+                needed = count * (after + fixed)
+                speed = _speed(loaded, count, context, tokens, steps) if needed <= limit_bytes else None
+                cells.append(Cell(kind, count, context, speed, tokens, needed, limit_bytes))
     return cells
 
 
@@ -171,11 +197,11 @@ def state_at(stepper: Stepper, loaded: LoadedModel, context: int, seed: int) -> 
         raise AssertionError("a state past position 0 has a fixed block, and this draft was asked for logits")
     draft.fixed.array[:] = short.fixed.array
     draft.logits.array[:] = 0
-    drawn = rng.standard_normal((layout.mla_layers, layout.page_tokens, layout.latent_width), dtype=np.float32)
-    latents = (drawn.view(np.uint32) >> 16).astype(np.uint16)
+    latents = _random_page(layout, loaded.model.config.mla.kv_lora_rank, rng)
     for number, page in enumerate(draft.table.pages[PROMPT_TOKENS // layout.page_tokens :]):
         page_view(layout, page)[:] = latents
-        page_view(layout, page)[0, 0, 0] = number % 0x7F00  # some finite number: a store keeps pages alike once
+        # Some finite number or codes: a store keeps pages alike once.
+        page.array.view(np.uint8)[:2] = divmod(number % 0x7F00, 256)[::-1]
     for source, target, rows in draft.copies:
         page_view(layout, target)[:, :rows] = page_view(layout, source)[:, :rows]
     state = draft.commit()
@@ -183,11 +209,22 @@ def state_at(stepper: Stepper, loaded: LoadedModel, context: int, seed: int) -> 
     return state
 
 
-def _claims(cells: Sequence[Cell], made: MidModel) -> list[Claim]:
+def _random_page(layout: StateLayout, rank: int, rng: np.random.Generator) -> NDArray[Any]:
+    """Normal numbers as a page of the layout's latents, `[mla_layers, page_tokens, row_items]`."""
+    drawn = rng.standard_normal((layout.mla_layers * layout.page_tokens, layout.latent_width), dtype=np.float32)
+    rows: NDArray[Any] = drawn
+    if layout.latent_type is LatentType.BFLOAT16:
+        rows = bf16_round(drawn)
+    elif layout.latent_type is LatentType.Q8:
+        rows = np.concatenate([part.view(np.uint8) for part in q8_latents(drawn, rank)], axis=1)
+    return rows.reshape(layout.mla_layers, layout.page_tokens, layout.row_items)
+
+
+def _claims(cells: Sequence[Cell], made: MidModel, latents: LatentType) -> list[Claim]:
     load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
     shape = made.shape
     size = f"{shape.layers} layers in K3's layout, {made.nbytes / 1e9:.1f} GB (BF16 trunk, MXFP4 experts)"
-    where = f"{size}, fast precision, {threads()} threads, {load}"
+    where = f"{size}, fast precision, {latents.value} latents, {threads()} threads, {load}"
     wanted = {
         "decode_tok_s": ("decode", 1, "one session"),
         "prefill_tok_s": ("prefill", 1, f"{PREFILL_TOKENS} tokens"),

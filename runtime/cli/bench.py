@@ -10,7 +10,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from serai.runtime.cli.options import Json
+from serai.runtime.cli.options import Json, Latents
 from serai.runtime.cli.output import Output, reporting, table
 
 if TYPE_CHECKING:
@@ -105,6 +105,15 @@ def trunk(quick: Quick = False, _folder: Unused = None, as_json: Json = False) -
 
 
 @app.command()
+def latents(quick: Quick = False, _folder: Unused = None, as_json: Json = False) -> None:
+    """What bfloat16 and 8-bit latents cost the nano model (KL, likeliest token, recall), and what a token takes."""
+    with reporting(as_json=as_json) as out:
+        from serai.runtime.bench.latent_forms import bench_latents
+
+        _show(out, bench_latents(quick=quick, tell=out.note))
+
+
+@app.command()
 def cache(
     trace: Annotated[
         list[Path] | None,
@@ -154,6 +163,7 @@ def model(
         list[int] | None,
         typer.Option(metavar="N", help="A context to measure; repeat for several. \\[default: 0, 4096, 32768, 131072]"),
     ] = None,
+    latents: Latents = None,
     quick: Quick = False,
     folder: Folder = None,
     as_json: Json = False,
@@ -163,10 +173,12 @@ def model(
         from serai.runtime.bench.model import bench_against, bench_model
 
         where = bench_folder(folder, os.environ)
+        only = context or ()
         if against is None:
-            _show(out, bench_model(where, quick=quick, tell=out.note, only_contexts=context or ()))
+            made = bench_model(where, quick=quick, tell=out.note, only_contexts=only, latents=latents)
+            _show(out, made, *_grids(made))
         else:
-            _show(out, bench_against(where, against, quick=quick, tell=out.note, only_contexts=context or ()))
+            _show(out, bench_against(where, against, quick=quick, tell=out.note, only_contexts=only, latents=latents))
 
 
 @app.command()
@@ -221,11 +233,29 @@ def _hit_rates(report: "Report") -> list[RenderableType]:
     return shown
 
 
-def _show(out: Output, report: "Report") -> None:
+def _grids(report: "Report") -> list[RenderableType]:
+    """A table for each phase, a line for each number of sessions, a column for each context."""
+    shown: list[RenderableType] = []
+    for phase in ("prefill", "decode"):
+        rows = [row for row in report.table if row["phase"] == phase]
+        contexts = list(dict.fromkeys(row["context"] for row in rows))
+        grid = table("sessions", *(f"{context:,}" for context in contexts), title=f"{phase}, tok/s, by context")
+        for sessions in dict.fromkeys(row["sessions"] for row in rows):
+            speeds = {row["context"]: row["tok/s"] for row in rows if row["sessions"] == sessions}
+            grid.add_row(f"{sessions}", *(_speed_text(speeds[context]) for context in contexts))
+        shown.append(grid)
+    return shown
+
+
+def _speed_text(speed: object) -> str:
+    return f"{speed:.3g}" if isinstance(speed, float) else str(speed)
+
+
+def _show(out: Output, report: "Report", *before: RenderableType) -> None:
     shown = table("claim", "value", "unit", "target", "holds")
     for claim in report.claims:
         value = "not measured" if claim.value is None else f"{claim.value:.4g}"
         holds = {True: "yes", False: "NO", None: "-"}[claim.holds]
         shown.add_row(claim.name, value, claim.unit, claim.target or "-", holds)
     details = [f"{claim.name}: {claim.detail}" for claim in report.claims]
-    out.result(report.to_json(), shown, *details)
+    out.result(report.to_json(), *before, shown, *details)

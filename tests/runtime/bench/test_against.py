@@ -250,7 +250,7 @@ def test_without_llama_cpp_nothing_is_claimed(tmp_path: Path, monkeypatch: pytes
 
 
 def test_contexts_are_refused_beside_a_peer(tmp_path: Path) -> None:
-    with pytest.raises(BadParameter, match="--context is for the grid, and --against decodes after its own prompts"):
+    with pytest.raises(BadParameter, match="--context is for the grid, and --against has its own prompts"):
         model.bench_against(tmp_path, "llama", quick=True, tell=lambda _: None, only_contexts=[0])
 
 

@@ -87,5 +87,15 @@ def test_every_claim_of_the_issue_is_made(monkeypatch: pytest.MonkeyPatch) -> No
         ("kda_flat", "<= 1.05"),
         ("mla_decode_vs_bound", ">= 0.6"),
         ("mla_slope_vs_bound", "<= 1.6"),
+        ("mla_q8_vs_bfloat16", None),
     ]
-    assert all(claim.holds is not None for claim in report.claims)
+    assert all(claim.holds is not None for claim in report.claims if claim.target is not None)
+
+
+def test_coded_latents_are_the_same_numbers_in_half_the_bytes() -> None:
+    plain, coded = Attention(70), Attention(70, coded=True)
+    for attention in (plain, coded):
+        attention.run()
+    assert coded.case("x").nbytes == 70 * (576 + 8)
+    gap = np.linalg.norm(coded._out - plain._out) / np.linalg.norm(plain._out)
+    assert 0 < gap < 0.03

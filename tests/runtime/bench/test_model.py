@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from serai.checkpoints.snapshot import LatentType
 from serai.runtime.bench import mid, model
 from serai.runtime.bench.against import LLAMA_CLAIMS
 from serai.runtime.bench.mid import MID_K3, cached_mid_model, largest_that_fits, model_bytes, with_layers
@@ -62,12 +63,17 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
         cached_mid_model(tmp_path, SMALL)
 
 
-def test_a_synthetic_context_can_be_decoded_from(loaded: LoadedModel) -> None:
+@pytest.mark.parametrize("latents", LatentType)
+def test_a_synthetic_context_can_be_decoded_from(tmp_path: Path, latents: LatentType) -> None:
+    made = cached_mid_model(tmp_path, SMALL)
+    loaded = load_model(find_model(made.folder), Precision.FAST, max_rows=model.PREFILL_TOKENS, latents=latents)
     stepper = Stepper(loaded, StatePool(loaded.layout, poison=True))
     state = model.state_at(stepper, loaded, 200, seed=1)
     assert state.position == model.PROMPT_TOKENS + 200
     last = (state.position - 1) % loaded.layout.page_tokens
     assert page_view(loaded.layout, state.table.pages[-1])[:, last].any()
+    pages = {page.array[: loaded.layout.row_items].tobytes() for page in state.table.pages}
+    assert len(pages) == len(state.table.pages), "no two alike"
     (after,), _ = stepper.feed([(state, np.array([5], np.int32))])
     assert after.logits is not None
     assert np.isfinite(after.logits.array).all()
@@ -78,8 +84,14 @@ def test_a_synthetic_context_can_be_decoded_from(loaded: LoadedModel) -> None:
 def test_cells_that_do_not_fit_say_so(loaded: LoadedModel) -> None:
     limit = 2 * session_bytes(loaded.layout, 2000)
     cells = model.measure(loaded, limit, (1, 9), (0,), 2, lambda _: None)
-    assert [cell.row()["tok/s"] == "does not fit" for cell in cells] == [False, False, True]
+    assert [(cell.kind, cell.sessions, cell.rows) for cell in cells] == [
+        *(("prefill", 1, model.PREFILL_TOKENS), ("prefill", 9, model.PREFILL_TOKENS // 9)),
+        *(("decode", 1, 1), ("decode", 9, 1)),
+    ]
+    assert [cell.tokens_per_s is None for cell in cells] == [False, True, False, True]
     assert all(cell.tokens_per_s is None or cell.tokens_per_s > 0 for cell in cells)
+    large = replace(cells[1], needed_bytes=17_350_000_000, room_bytes=12_900_000_000)
+    assert large.row()["tok/s"] == "does not fit: 17.4 GB of states, 12.9 free"
 
 
 def test_a_cell_stops_after_a_few_seconds(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,9 +108,10 @@ def test_a_cell_stops_after_a_few_seconds(loaded: LoadedModel, monkeypatch: pyte
         calls.clear()
         monkeypatch.setattr(model, "CELL_S", most_s)
         cells = model.measure(loaded, 1 << 30, (2,), (128,), 4, lambda _: None)
-        assert [(cell.kind, cell.rows) for cell in cells] == [("prefill", model.LONG_PREFILL_TOKENS), ("decode", 1)]
+        each = model.LONG_PREFILL_TOKENS // 2
+        assert [(cell.kind, cell.rows) for cell in cells] == [("prefill", each), ("decode", 1)]
         assert calls.count([1, 1]) == steps
-        assert calls.count([model.LONG_PREFILL_TOKENS]) == steps + 3, "and the prompts of three states"
+        assert calls.count([each, each]) == steps
 
 
 def test_a_context_is_no_negative_number(tmp_path: Path) -> None:
