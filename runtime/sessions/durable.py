@@ -129,9 +129,11 @@ class DurableSession(LiveSession):
 
         `to` is the folder of a store on this machine that nobody has open, where a runtime over that store resumes the
         session; or the URL of a place (`file:///folder`, `s3://bucket/folder`), from which `Runtime.take` takes it.
-        Only what is missing there is sent. Wants the session idle, at a token boundary: while a reader holds a stream
-        open it raises `SessionBusy`, as every call does. If it fails the session stays open, as it was, unless the
-        other side can't be asked whether it has come (`NotOwner`): then it ends, in doubt, and `Runtime.resume` asks.
+        Only what is missing there is sent. A stream that a reader has open is held between two tokens, the one that is
+        being computed handed out first, and ends with `FinishReason.MOVED`; whoever resumes the session goes on with
+        the token that would have been next. Beside any other call it raises `SessionBusy`. If it fails the session
+        stays open, as it was, and a stream goes on, unless the other side can't be asked whether it has come
+        (`NotOwner`): then it ends, in doubt, and `Runtime.resume` asks.
         """
-        with self.use("migrate"):
+        async with self.use_between_tokens("migrate"):
             return await migrate(self, self._services.journal, fspath(to))

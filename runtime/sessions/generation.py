@@ -1,7 +1,8 @@
 """One generation: an asynchronous iterator of the tokens a session draws and reads back."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -9,13 +10,14 @@ from typing import TYPE_CHECKING
 import anyio
 import numpy as np
 
-from serai.runtime.errors import BadParameter, OutOfBudget, SeraiError
+from serai.runtime.errors import BadParameter, OutOfBudget, SeraiError, SessionBusy
 from serai.runtime.memory.admission import Aside, Reservation
 from serai.runtime.sampling.grammar import Grammar, Written
 from serai.runtime.sampling.guessing import Guesser
 from serai.runtime.sampling.params import SamplingParams
 from serai.runtime.sampling.random import fresh_seed
 from serai.runtime.sampling.sample import Sampled, TokenCounts
+from serai.runtime.sessions.border import Border
 from serai.runtime.sessions.deadline import Deadline
 from serai.runtime.sessions.elsewhere import said_elsewhere
 from serai.runtime.state import State, session_bytes
@@ -41,6 +43,8 @@ class FinishReason(Enum):
     """No memory was left to go on; the session stays resumable."""
     DEADLINE = "deadline"
     """Its time was over; the session holds what was handed out."""
+    MOVED = "moved"
+    """The session was migrated; whoever has it now goes on after what was handed out."""
     ERROR = "error"
 
 
@@ -123,6 +127,7 @@ class Generation:
         self._after: State | None = None  # the state after the whole batch
         self._guesser: Guesser | None = None
         self._try: _Try | None = None  # one that was wrong somewhere; the next step reads back what is known since
+        self._border = Border()
         self.finish_reason: FinishReason | None = None
 
     @property
@@ -134,15 +139,45 @@ class Generation:
         """Whether it is this session's."""
         return self._session is session
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it holds its session."""
+        return self._begun and self.finish_reason is None
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[bool]:
+        """Stand between two tokens for the length of the block; False when it ended before it could.
+
+        A token that is being computed is handed out first. Whoever asks for the next one, or closes, waits for the end
+        of the block, and is told `MOVED` if the session was moved in it. Raises `SessionBusy` while it is held already.
+        """
+        if self._border.is_held:
+            raise SessionBusy(session_id=self._session.id, doing="migrate")
+        async with self._border.held():
+            if not self.is_under_way:
+                yield False
+                return
+            self._session.reader_is_away(False)  # else it could be moved out of memory meanwhile
+            try:
+                yield True
+            finally:
+                if self._session.is_moved:
+                    self.finish_reason = FinishReason.MOVED
+                else:
+                    self._session.reader_is_away(True)
+
     def __aiter__(self) -> "Generation":
         return self
 
     async def __anext__(self) -> Token:
+        if self._border.is_held:
+            await self._border.opened()
         if self.finish_reason is not None:
             raise StopAsyncIteration
         if not self._begun:
             self._begin()
         self._session.reader_is_away(False)
+        self._border.asked()
         try:
             return await self._step()
         except OutOfBudget:
@@ -154,10 +189,12 @@ class Generation:
         finally:
             if self.finish_reason is None:
                 self._session.reader_is_away(True)
+            self._border.came()
 
     async def aclose(self) -> None:
         """End here. The tokens handed out stay in the session and are durable when this returns."""
-        if self._begun and self.finish_reason is None:
+        await self._border.opened()
+        if self.is_under_way:
             await self._end(FinishReason.CANCELLED)
         self.finish_reason = self.finish_reason or FinishReason.CANCELLED
 
@@ -180,7 +217,7 @@ class Generation:
     def __del__(self) -> None:
         # The reader dropped the iteration: nothing runs, so letting go of the session is all there is to do. Its
         # tokens are written down with the session's next durable step.
-        if self._begun and self.finish_reason is None:
+        if self.is_under_way:
             self.finish_reason = FinishReason.CANCELLED
             self.forget_batch()
             self._session.dropped()

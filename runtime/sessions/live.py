@@ -82,6 +82,11 @@ class LiveSession:
     def is_open(self) -> bool:
         return self._life is Life.OPEN
 
+    @property
+    def is_moved(self) -> bool:
+        """Whether it is not owned here any more, or perhaps not."""
+        return self._life is Life.MOVED
+
     def stand_by(self) -> None:
         """Count no longer toward its namespace's quota of sessions: it is kept only so that others begin where it
         stands, and whoever keeps it bounds how many those are. What it holds in memory counts as before."""
@@ -99,6 +104,25 @@ class LiveSession:
             yield
         finally:
             self.unclaim()
+
+    @asynccontextmanager
+    async def use_between_tokens(self, doing: str) -> AsyncIterator[None]:
+        """As `use`, but a stream that a reader has open is no hindrance: it stands between two tokens meanwhile."""
+        self._check_open()
+        while (reading := self._under_way()) is not None:
+            async with reading.held() as stands:
+                if stands:
+                    before, self._doing = self._doing, doing
+                    try:
+                        yield
+                    finally:
+                        self._doing = before if self.is_open else None
+                    return
+        with self.use(doing):
+            yield
+
+    def _under_way(self) -> "Generation | None":
+        return next((one for one in self._generations() if one.is_under_way), None)
 
     def claim(self, doing: str) -> None:
         """Begin to hold the session until `unclaim`."""
