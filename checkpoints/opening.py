@@ -19,10 +19,10 @@ from serai.checkpoints.names import new_id
 INDEX_NAME: Final = "index.sqlite"
 _INDEX_NAMES: Final = frozenset({INDEX_NAME, f"{INDEX_NAME}-wal", f"{INDEX_NAME}-shm", f"{INDEX_NAME}-journal"})
 _LOCK_NAME: Final = "lock"
-_STORE_NAME: Final = "store"
+STORE_NAME: Final = "store"
 _FOLDER_NAMES: Final = ("nodes", "manifests", "parts", "tags", "owners", "tmp")
 NEW_INDEX_NAME: Final = f"{INDEX_NAME}.new"
-_KNOWN_NAMES: Final = _INDEX_NAMES | {_LOCK_NAME, _STORE_NAME, *_FOLDER_NAMES}
+_KNOWN_NAMES: Final = _INDEX_NAMES | {_LOCK_NAME, STORE_NAME, *_FOLDER_NAMES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def open_folders(
         undo.callback(root.close)
         _check_owner(root, path)
         names = set(root.names())
-        if _STORE_NAME not in names and (not create or names - _KNOWN_NAMES):
+        if STORE_NAME not in names and (not create or names - _KNOWN_NAMES):
             raise StoreInvalid(
                 path=path, problem="it is no serai store", remedy="name an empty or new folder to make one"
             )
@@ -139,14 +139,14 @@ def _store_id(root: Folder, temporary: Folder) -> str:
     """The id in the store's own document, which is written if it is not there yet."""
     what = "the store's own document"
     try:
-        with root.reading(_STORE_NAME, what) as reader:
+        with root.reading(STORE_NAME, what) as reader:
             return jsonio.field(jsonio.decode(read_document(reader, DocumentKind.STORE).data, what), "id", str, what)
     except FileNotFoundError:
         store_id = new_id()
         body = jsonio.encode({"id": store_id, "created_s": time.time()})
         data = frame_document(DocumentKind.STORE, body).data
         name = temporary.write_temporary([data], size_bytes=len(data), direct=False)
-        temporary.publish(name, root, _STORE_NAME)
+        temporary.publish(name, root, STORE_NAME)
         root.sync()
         return store_id
 

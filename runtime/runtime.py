@@ -2,11 +2,13 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
+from os import PathLike, fspath
 from typing import Any
 
 import anyio
 import anyio.to_thread
 
+from serai.checkpoints.moving.transfer import Moved
 from serai.checkpoints.names import check_text, new_id
 from serai.checkpoints.nodes import NodeKind
 from serai.checkpoints.store import Store
@@ -21,7 +23,7 @@ from serai.runtime.sessions.conversation import Chat
 from serai.runtime.sessions.events import Watcher
 from serai.runtime.sessions.holding import Holding
 from serai.runtime.sessions.journal import Point, Stored
-from serai.runtime.sessions.migration import take
+from serai.runtime.sessions.migration import pull, push, take
 from serai.runtime.sessions.session import Session
 from serai.runtime.sessions.turns import Timeline
 from serai.runtime.state import State, StatePool
@@ -164,6 +166,25 @@ class Runtime:
         self._check_open()
         await take(self._services.journal, session_id, source)
         return await self.resume(session_id)
+
+    async def push(self, point: Point | str, target: str | PathLike[str]) -> Moved:
+        """Copy a durable point (a `Point`, the id of a node or session, or a tag), all it continues from and its state
+        to another store, by its folder, or to a place, by its URL; only what is missing there is sent.
+
+        What was copied may go on in both. Raises `SessionGone`, or `StoreBusy` for the store of another running
+        runtime: that one has to `pull`.
+        """
+        self._check_open()
+        return await push(self._services.journal, str(point), fspath(target))
+
+    async def pull(self, name: str, source: str | PathLike[str]) -> Moved:
+        """Copy a point, all it continues from and its state from another store, by its folder, which another runtime
+        may be using; or from a place, by its URL, to which the node `name` was pushed. Only what is missing is fetched.
+
+        `Moved.node_id` is what to resume. Raises `SessionGone` if nothing there has the name.
+        """
+        self._check_open()
+        return await pull(self._services.journal, name, fspath(source))
 
     async def replay_tokens(self, point: Point | str) -> int:
         """How many tokens `resume` would have to read once more, for want of a snapshot of this build at the point."""

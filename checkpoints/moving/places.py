@@ -49,16 +49,22 @@ class DecidingPlace(Place, Protocol):
         ...
 
 
+def folder_of(url: str) -> str | None:
+    """The folder of this machine that a URL names; None if it names something else."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url
+    return rest if scheme in _LOCAL_SCHEMES else None
+
+
 def place_at(url: str) -> DecidingPlace:
     """The place of a URL: a folder of this machine, or what fsspec understands (`s3://bucket/folder`, `sftp://...`).
 
     Sessions are moved through a folder or a bucket only; the others copy. `PlaceUnknown`
     without fsspec or what it needs for this kind of URL.
     """
-    scheme, separator, rest = url.partition("://")
-    if not separator or scheme in _LOCAL_SCHEMES:
-        return FolderPlace(rest if separator else url)
-    return FsspecPlace(url)
+    folder = folder_of(url)
+    return FsspecPlace(url) if folder is None else FolderPlace(folder)
 
 
 _CANT_DECIDE = (

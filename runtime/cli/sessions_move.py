@@ -1,4 +1,4 @@
-"""`serai sessions export, import, push, pull`: from one store to another, as one file or through a place far away.
+"""`serai sessions export, import, push, pull`: from one store to another, as one file, straight, or through a place.
 
 These copy, and two copies that both go on are two sessions of one id. With `push --move` and `pull --take` a session
 changes hands instead; `settle` says who owns one, after asking the other side of a move that was broken off.
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 PIPE = "-"
 
 Url = Annotated[
-    str, typer.Argument(metavar="URL", help="A folder, or what fsspec understands, such as s3://bucket/folder.")
+    str,
+    typer.Argument(
+        metavar="URL", help="The folder of another store, or a place: any folder, or such as s3://bucket/folder."
+    ),
 ]
 
 
@@ -86,23 +89,22 @@ def push(
     store: StoreFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Send a point, all it continues from and its state to a place; only what is missing there."""
-    from serai.checkpoints.moving.handover import PlacePeer, hand_over
-    from serai.checkpoints.moving.places import place_at
-    from serai.checkpoints.moving.remote import push as send
+    """Send a point, all it continues from and its state to a store or a place; only what is missing there."""
+    from serai.checkpoints.moving.direct import peer_of, send
+    from serai.checkpoints.moving.handover import hand_over
     from serai.runtime.errors import BadParameter
 
     with reporting(as_json=as_json) as out:
-        place = place_at(url)
+        peer = peer_of(url)
         with (open_to_change if move else open_to_look)(store) as opened:
             node_id = opened.resolve(name)
             session_id = opened.node(node_id).session_id
             if move and opened.session_head(session_id) != node_id:
                 raise BadParameter(f"{name!r} is a point within session {session_id}; only a whole session is moved")
             if move:
-                moved = hand_over(opened, session_id, node_id, PlacePeer(url, place))
+                moved = hand_over(opened, session_id, node_id, peer)
             else:
-                moved = send(opened, place, node_id)
+                moved = send(opened, node_id, url)
         hint = f"take it by its id: {session_id}" if move else f"fetch it by its id: {moved.node_id}"
         out.result(
             asdict(moved) | {"url": url, "session_id": session_id, "handed_over": move},
@@ -113,7 +115,11 @@ def push(
 
 def pull(
     name: Annotated[
-        str, typer.Argument(metavar="ID", help="The id of a node, or with --take a session, as push told.")
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="The id of a node, or with --take a session, as push told; in a store a session or tag, too.",
+        ),
     ],
     url: Url,
     take: Annotated[
@@ -122,15 +128,16 @@ def pull(
     store: StoreFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Fetch a point that was pushed; only what is missing here. The store is made if there is none."""
+    """Fetch a point from another store, which may be in use, or one that was pushed to a place; only what is missing
+    here. The store is made if there is none."""
+    from serai.checkpoints.moving.direct import fetch
     from serai.checkpoints.moving.handover import PlacePeer
     from serai.checkpoints.moving.places import place_at
-    from serai.checkpoints.moving.remote import pull as fetch
 
     with reporting(as_json=as_json) as out:
         place = place_at(url)
         with open_to_change(store, create=True) as opened:
-            moved = PlacePeer(url, place).take(opened, name) if take else fetch(opened, place, name)
+            moved = PlacePeer(url, place).take(opened, name) if take else fetch(opened, name, url)
         out.result(asdict(moved) | {"url": url, "taken": take}, _came(moved))
 
 

@@ -1,4 +1,5 @@
-"""Moving a session to another store, or to a place from which another runtime takes it; see `moving/handover`.
+"""Moving a session to another store, or to a place from which another runtime takes it (see `moving/handover`), and
+copying points between stores.
 
 What costs time, the state, goes while the session is still owned here and is sent only as far as it is missing there.
 Then ownership changes hands in a few small writes, which a cancelled caller waits for.
@@ -6,8 +7,10 @@ Then ownership changes hands in a few small writes, which a cancelled caller wai
 
 from typing import TYPE_CHECKING
 
+from serai.checkpoints.moving.direct import fetch, send
 from serai.checkpoints.moving.handover import PlacePeer, hand_over, peer_at
 from serai.checkpoints.moving.ownership import ownership
+from serai.checkpoints.moving.transfer import Moved
 from serai.checkpoints.store import Store
 from serai.runtime.errors import BadParameter, SeraiError
 from serai.runtime.sessions.journal import Journal, Point
@@ -47,6 +50,18 @@ async def take(journal: Journal, session_id: str, source: str) -> None:
             "s3://bucket/folder (a session moved to a store's folder is resumed by a runtime over that store)"
         )
     await in_thread_to_the_end(lambda: peer.take(store, session_id))
+
+
+async def push(journal: Journal, name: str, target: str) -> Moved:
+    """Copy a stored point to another store or a place."""
+    store = _need(journal)
+    return await in_thread_to_the_end(lambda: send(store, store.resolve(name), target))
+
+
+async def pull(journal: Journal, name: str, source: str) -> Moved:
+    """Copy a point from another store or a place."""
+    store = _need(journal)
+    return await in_thread_to_the_end(lambda: fetch(store, name, source))
 
 
 def _need(journal: Journal) -> Store:

@@ -22,6 +22,7 @@ class Shelf:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.left: int | None = None
+        self.reads_left: int | None = None
 
     def existing(self, sizes: Mapping[str, int]) -> set[str]:
         return {name for name, size in sizes.items() if len(self.objects.get(name, b"")) == size}
@@ -35,6 +36,10 @@ class Shelf:
         self.objects[name] = data
 
     def get(self, name: str) -> bytes:
+        if self.reads_left is not None:
+            if self.reads_left == 0:
+                raise PlaceFailed(url="shelf", doing=f"reading {name}", reason="the line broke")
+            self.reads_left -= 1
         try:
             return self.objects[name]
         except KeyError as error:
@@ -94,6 +99,27 @@ def test_a_broken_push_hides_nothing_and_goes_on(tmp_path: Path) -> None:
         assert attempts == 7  # eight objects, one more each time
         pull(there, place, node.id)
         assert same_bits(there.load(node.id), state)
+
+
+def test_a_broken_pull_shows_nothing_and_goes_on(tmp_path: Path) -> None:
+    """What came whole before the line broke is not fetched again."""
+    place = Shelf()
+    with Store.open(str(tmp_path / "here")) as here, Store.open(str(tmp_path / "there")) as there:
+        state = make_snapshot(40)
+        node = saved(here, state)
+        whole = push(here, place, node.id).parts
+        attempts = 0
+        while True:
+            place.reads_left = 3 + 2  # its point, node and manifest, and two parts
+            try:
+                pull(there, place, node.id)
+                break
+            except PlaceFailed:
+                attempts += 1
+            assert there.sessions() == []
+        assert attempts == (whole - 1) // 2
+        assert same_bits(there.load(node.id), state)
+        assert fsck(there).orphans == ()
 
 
 def test_what_was_changed_there_is_refused(tmp_path: Path) -> None:

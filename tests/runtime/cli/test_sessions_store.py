@@ -215,6 +215,23 @@ def test_a_session_is_pushed_once_and_pulled_by_its_id(stored: Stored, tmp_path:
     assert refused(stored, "push", "start", "nothing-like-this://x/y")[0] == "PlaceUnknown"
 
 
+def test_a_session_goes_straight_from_store_to_store(stored: Stored, tmp_path: Path) -> None:
+    """What is in a store's folder is never taken for a place, nor written beside its index."""
+    there = tmp_path / "there"
+    assert told(there, "pull", stored.session, str(stored.folder))["node_id"] == stored.last.id
+    assert told(there, "fsck") | {"nodes": 3} == told(there, "fsck")
+    third = tmp_path / "third"
+    told(third, "pull", "start", f"file://{stored.folder}")
+    sent = told(stored, "push", stored.session, str(third))
+    assert (sent["node_id"], sent["nodes"]) == (stored.last.id, 2)
+    assert not (third / "points").exists()
+    assert told(third, "fsck")["orphans"] == []
+    moved = told(stored, "push", stored.session, str(there), "--move")
+    assert moved["handed_over"]
+    assert told(there, "settle", stored.session)["status"] == "owned"
+    assert told(stored, "settle", stored.session)["status"] == "moved"
+
+
 def test_a_place_needs_a_package_and_says_which(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     kind, message = refused(stored, "push", "start", "s3://bucket/folder")

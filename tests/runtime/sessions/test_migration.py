@@ -70,6 +70,44 @@ async def test_a_session_moves_between_running_runtimes_through_a_place(tmp_path
         assert back.tokens().tolist() == [*tokens, 6]
 
 
+async def test_a_running_runtime_fetches_a_point_straight_from_another(tmp_path: Path) -> None:
+    """Nothing lies between the two stores, and what the second has is not sent again."""
+    async with fake_runtime(store=tmp_path / "here") as here, fake_runtime(store=tmp_path / "there") as there:
+        session = await here.session(label="traveller")
+        await session.append([number % 16 for number in range(40)])
+        await session.generate(SAMPLED).collect()
+        point = await session.pause()
+        session = await here.resume(point)
+        expected = (await session.generate(SAMPLED).collect()).tokens
+        first = await there.pull(str(point), tmp_path / "here")
+        assert (first.node_id, first.snapshots, first.parts_had) == (point.id, 1, 0)
+        came = await there.resume(first.node_id)
+        assert (came.label, there.counters.prefilled_tokens) == ("traveller", 0)
+        assert (await came.generate(SAMPLED).collect()).tokens == expected
+        later = await session.pause()
+        second = await there.pull(session.id, f"file://{tmp_path}/here")
+        assert second.node_id == later.id
+        assert 0 < second.parts < first.parts
+        assert second.parts_had > second.parts
+        with pytest.raises(StoreBusy):
+            await here.push(later, tmp_path / "there")  # it is for that one to pull
+        with pytest.raises(SessionGone):
+            await there.pull("nothing", tmp_path / "here")
+        with pytest.raises(SessionGone):
+            await here.push("nothing", tmp_path / "elsewhere")
+    async with fake_runtime(store=tmp_path / "here") as here:
+        with Store.open(str(tmp_path / "third")):
+            pass
+        assert (await here.push(later, tmp_path / "third")).parts > 0
+        assert (await here.push(later, tmp_path / "third")).parts == 0
+    async with fake_runtime(store=tmp_path / "third") as rt:
+        again = await rt.resume(later)
+        assert (again.position, rt.counters.prefilled_tokens) == (64, 0)
+    async with fake_runtime() as rt:
+        with pytest.raises(BadParameter, match="needs a store here too"):
+            await rt.pull(later.id, str(tmp_path / "here"))
+
+
 async def test_what_can_not_be_moved_stays_as_it_was(tmp_path: Path) -> None:
     async with fake_runtime(store=tmp_path / "here") as rt, fake_runtime(store=tmp_path / "there"):
         session = await rt.session()
@@ -80,10 +118,10 @@ async def test_what_can_not_be_moved_stays_as_it_was(tmp_path: Path) -> None:
             await session.migrate("http://127.0.0.1:8000")
         with pytest.raises(BadParameter, match="no place to take a session from"):
             await rt.take(session.id, str(tmp_path / "there"))
+        with session.use("test"), pytest.raises(SessionBusy):
+            await session.migrate(tmp_path / "elsewhere")
         stream = session.generate(SAMPLED)
         await anext(stream)
-        with pytest.raises(SessionBusy):
-            await session.migrate(tmp_path / "elsewhere")
         await stream.aclose()
         await session.append([4])
         await session.migrate(tmp_path / "elsewhere")  # between two tokens of what was being generated
