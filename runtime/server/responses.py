@@ -21,6 +21,9 @@ from serai.runtime.server.service import Service
 from serai.runtime.server.streams import whole
 from serai.runtime.server.wire import Wire
 
+MOST_ITEMS = 100
+"""Of an input, at a time."""
+
 
 async def create(service: Service, request: Request) -> Response:
     caller = caller_of(request)
@@ -80,6 +83,13 @@ def _starting_after(request: Request) -> int:
         return int(text)
     except ValueError:
         raise invalid("starting_after", f"starting_after must be a sequence number, and is {text!r:.40}") from None
+
+
+def _limit(request: Request) -> int:
+    text = request.query_params.get("limit", "20")
+    if not text.isdecimal() or len(text) > 3 or not 1 <= int(text) <= MOST_ITEMS:
+        raise invalid("limit", f"limit must be an integer from 1 to {MOST_ITEMS}, and is {text!r:.40}")
+    return int(text)
 
 
 async def _document(service: Service, place_id: str, namespace: str) -> Mapping[str, Any]:
@@ -154,9 +164,7 @@ async def input_items(service: Service, request: Request) -> Response:
     if after is not None:
         places = [index for index, item in enumerate(items) if item["id"] == after]
         items = items[places[0] + 1 :] if places else []
-    text = request.query_params.get("limit", "20")
-    limit = int(text) if text.isdecimal() else 20
-    page = items[:limit]
+    page = items[: (limit := _limit(request))]
     ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
     return JSONResponse({"object": "list", "data": page, "has_more": len(items) > limit, **ends})
 

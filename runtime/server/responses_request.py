@@ -1,5 +1,6 @@
 """Reading `/v1/responses` requests: items as messages."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +24,8 @@ from serai.runtime.server.errors import invalid, response_not_found
 from serai.runtime.server.fields import Fields, strings
 
 PREFIX = "resp_"
+ID_FORM = re.compile(r"[\w-]{1,100}", re.ASCII)
+"""What can be an id at all, of whichever server."""
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
 UNSUPPORTED = ("conversation", "prompt")
 """Fields that would change what is answered, and that this server has nothing for."""
@@ -45,7 +48,9 @@ class ResponsesRequest:
 
 
 def place_of(response_id: str) -> str:
-    """The place a response id names. Raises a 404 for what can't be one."""
+    """The place a response id names. Raises a 404 for one that was never made here, a 400 for what is no id at all."""
+    if ID_FORM.fullmatch(response_id) is None:
+        raise invalid(None, f"{response_id[:80]!r} is no response id; those begin with {PREFIX}", "invalid_id")
     place = response_id.removeprefix(PREFIX)
     if not response_id.startswith(PREFIX) or not is_id(place):
         raise response_not_found(response_id)

@@ -157,7 +157,7 @@ async def test_a_deleted_response_stays_deleted(tmp_path: Path) -> None:
         await client.post("/v1/responses", {"input": "x", "previous_response_id": second["id"]})
 
 
-@pytest.mark.parametrize("id_", ["resp_" + "a" * 26, "resp_x", "../../etc", "nothing"])
+@pytest.mark.parametrize("id_", ["resp_" + "a" * 26, "resp_x", "nothing"])
 async def test_an_unknown_id_is_a_404(id_: str) -> None:
     async with serving_model(ReplyModel(lambda prompt: SAYS)) as client:
         answer = await client.call("POST", "/v1/responses", {"input": "x", "previous_response_id": id_})
