@@ -144,6 +144,18 @@ def test_the_refusal_names_what_would_fit_and_it_does() -> None:
         check_budget(plan, 1, LatentType.FLOAT32)
 
 
+def test_the_refusal_names_all_that_would_fit_together_and_each_does() -> None:
+    plan = small_plan(10_240)
+    budget = plan.floor_bytes.float32 - 1
+    options = r'a context of 9,216 tokens or latents="bfloat16" or trunk="q8" would fit$'
+    with pytest.raises(BudgetTooSmall, match=options):
+        check_budget(plan, budget, LatentType.FLOAT32)
+    check_budget(small_plan(9_216), budget, LatentType.FLOAT32)
+    check_budget(plan, budget, LatentType.BFLOAT16)
+    quantised = plan_memory(parse_config(linear_raw()), context_tokens=10_240, step_rows=8, trunk=Trunk.Q8)
+    check_budget(quantised, budget, LatentType.FLOAT32)
+
+
 @pytest.mark.parametrize(("trunk", "smaller"), [(Trunk.Q8, "q4"), (Trunk.Q4, None)])
 def test_the_refusal_names_the_largest_trunk_that_would_fit_and_it_does(trunk: Trunk, smaller: str | None) -> None:
     config = parse_config(linear_raw())

@@ -12,6 +12,7 @@ from serai.runtime.checks.evaluation import WAYS, evaluate
 from serai.runtime.errors import BudgetTooSmall, SeraiError
 from serai.runtime.experts.errors import ExpertUnreadable
 from serai.runtime.experts.streamed import StreamedExperts
+from serai.runtime.memory.residency import Tier
 from serai.runtime.models.open_model import Precision, find_model, load_model
 from tests.runtime.floors import floors
 
@@ -69,6 +70,20 @@ async def test_the_budget_decides_what_is_held_and_no_token(model: Path) -> None
                 assert status.experts.mode in ("direct", "buffered")
                 assert status.experts.reads_in_flight >= 1
     assert given[0] == given[1] == given[2]
+    async with open_runtime(model, budget=2 * all_in_memory) as rt:  # room for both to be live at once
+        sessions = [await rt.session() for _ in range(2)]
+        together: list[tuple[int, ...]] = [(), ()]
+
+        async def live(number: int) -> None:
+            await sessions[number].append(TOKENS[: 30 + number])
+            together[number] = (await sessions[number].generate(GREEDY).collect()).tokens
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(2):
+                tasks.start_soon(live, number)
+        assert together == given[0]
+        assert all(session.tier is Tier.HOT for session in sessions)
+        assert rt.status().budget.used_bytes <= 2 * all_in_memory
     with pytest.raises(BudgetTooSmall, match=f"{least:,} bytes"):
         async with open_runtime(model, budget=least - 1):
             pytest.fail("it was opened")

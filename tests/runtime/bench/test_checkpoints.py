@@ -103,8 +103,9 @@ def test_a_whole_run_on_a_tiny_state_makes_every_claim(tmp_path: Path, monkeypat
         "resume_vs_prefill",
     }
     values = {name: claim.value for name, claim in claims.items()}
+    assert all(value is not None and value >= 0 for value in values.values())
     # A save of so little may end before the loop's first timer is due, and then nothing was late.
-    assert all(value is not None and value > 0 for name, value in values.items() if name != "loop_delay_p99_ms")
+    assert all(value for name, value in values.items() if name != "loop_delay_p99_ms")
     assert claims["incremental_excess_pages"].holds is True
     nano = {row["codec"]: row for row in report.table if row["max_abs_logit"] is not None}
     assert len(nano) == len(checkpoint_codecs.WAYS)
