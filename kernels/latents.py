@@ -5,8 +5,8 @@ that all heads share (unrotated in these models). Token t of segment s is in pag
 page_tokens]`, row t % page_tokens of its layer. How many tokens a page holds decides no bits.
 
 Rows of 8-bit codes (`naive.q8_latents`) are int8 `[width]`, then the float32 scales of the normed latent and of the
-shared dims. These have one of their own because they are not normed: under one scale for both, the part with the
-smaller numbers would lose their bits to the other.
+shared dims. These have one of their own because they are not normed: in the nano model they are eight times as large,
+and one scale for both would put the normed latent off by 4.8 % instead of 0.7 %.
 """
 
 from typing import Any, NamedTuple

@@ -1,7 +1,9 @@
 """Latents, queries and weights of attention as pairs of bfloat16, two terms of a sum in each 32-bit lane.
 
 Scores sum over the dims of a latent: its row as stored is a row of pairs (8-bit codes become one, their products with
-the scale rounded to bfloat16), and queries are rounded and paired to match.
+the scale rounded to bfloat16), and queries are rounded and paired to match. Dots of 8 bits could halve the work of
+scores, a quarter of the whole, but want queries in 8 bits: these cost an output as much again as 8-bit latents do.
+
 Outputs sum over tokens: the latents of two tokens are laid side by side once for all heads and rows of a task, and two
 weights are rounded and paired. What is under 2^-50 becomes 0 (`kernels/tiles.py` says why); a weight has at most 1.
 """

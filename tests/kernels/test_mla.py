@@ -127,11 +127,36 @@ def test_pairs_of_8_bit_latents_are_those_of_the_same_numbers_in_bfloat16() -> N
     same(run([(coded, 5, coded.tokens)])[0], run([(plain, 5, plain.tokens)])[0])
 
 
+def test_8_bit_queries_would_cost_as_much_again_as_8_bit_latents_do() -> None:
+    """Why codes are not multiplied by dots of 8 bits (`kernels/mla_pairs.py`)."""
+    exact, coded = (Session(8, 512, 64, 4 * SPLIT, latent_bytes=size, score_scale=0.05) for size in (4, 1))
+    for session in (exact, coded):
+        store([(session, 0, session.tokens)])
+    last = session.tokens - 1, session.tokens
+    right, latents_only = exact.define(*last), coded.define(*last)
+    queries = exact.queries.reshape(-1, 576)
+    exact.queries = naive.q8_widen(*naive.q8_latents(queries, 512), 512).reshape(exact.queries.shape)
+    queries_only = exact.define(*last)
+    print(f"8-bit latents {error(latents_only, right):.4f}, 8-bit queries {error(queries_only, right):.4f}")
+    assert error(queries_only, right) > 0.8 * error(latents_only, right) > 0.005
+
+
 def test_pairs_want_bfloat16_or_8_bit_latents() -> None:
     session = Session(2, 16, 16, 3, pairs=True)
     store([(session, 0, 3)])
     with pytest.raises(ValueError, match="pairs are of bfloat16 latents or of 8-bit ones"):
         run([(session, 0, 3)])
+
+
+def test_codes_of_too_small_a_scale_are_zero_in_pairs() -> None:
+    session = Session(2, 16, 16, 9, latent_bytes=1, pairs=True)
+    store([(session, 0, 9)])
+    outs = []
+    for scale in (1e-38, 0.0):
+        for page in session.pages:
+            page[LAYER, :, session.width + 4 :] = np.array([scale], np.float32).view(np.uint8)
+        outs += run([(session, 8, 9)])
+    same(*outs)
 
 
 def test_numbers_too_small_for_pairs_are_zero() -> None:
