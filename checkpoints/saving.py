@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
-from serai.checkpoints.files.codec import Packing
+from serai.checkpoints.files.codec import Codec, Packing
 from serai.checkpoints.files.folders import Folder, FreshFile
 from serai.checkpoints.files.manifest import (
     Manifest,
@@ -170,9 +170,15 @@ class Shelf:
         another has read.
         """
         mine: list[str] = []
+        unpackable: set[tuple[str, ...]] = set()  # tensors of which a sample did not shrink: others' needn't be tried
 
         def put_one(slot: Slot) -> SavedPart:
-            return self._put(slot, packing, pin, mine, namespace)
+            names = tuple(spec.name for spec in slot.specs)
+            tried = Packing.NONE if packing is Packing.AUTO and names in unpackable else packing
+            part, codec = self._put(slot, tried, pin, mine, namespace)
+            if codec == Codec.STORED:
+                unpackable.add(names)
+            return part
 
         try:
             saved: list[SavedPart] = []
@@ -201,17 +207,18 @@ class Shelf:
 
     def _put(
         self, slot: Slot, packing: Packing, pin: Callable[[str], None], mine: list[str], namespace: str
-    ) -> SavedPart:
+    ) -> tuple[SavedPart, int | None]:
+        """The part, and the codec in which it was written; None if it was there."""
         known = self._known(slot)
         found = None if known is None else self.found(known, pin, namespace)
         if found is not None:
-            return found
+            return found, None
         content = content_of(slot.specs, (*to_stored(slot.values, slot.stored_as), *slot.exact))
         self._learn(slot, content.hash)
         with self.stripe(content.hash):
             found = self.found(content.hash, pin, namespace)
             if found is not None:
-                return found
+                return found, None
             mine.append(content.hash)
             base = base_row = None
             if packing is Packing.SMALL and slot.base is not None and not self._is_known(content.hash):
@@ -221,7 +228,7 @@ class Shelf:
             part = self.note_written(head, None if head.base is None else base_row, fresh, namespace=namespace)
             if len(self.pins.fresh) > OPEN_FILES:
                 self._settle_held(content.hash)
-            return part
+            return part, head.codec
 
     def _is_known(self, name: str) -> bool:
         """Whether any namespace has the part, or is writing it."""

@@ -1,6 +1,7 @@
 """The manifest: what ties a snapshot's parts to a node, a position, a model fingerprint and a layout."""
 
 import math
+import re
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Final, TypeVar
@@ -34,6 +35,8 @@ class Storage:
 LOSSLESS: Final = Storage()
 
 Kind = TypeVar("Kind", bound=Enum)
+
+_HASH: Final = re.compile(f"[0-9a-f]{{{2 * HASH_BYTES}}}")  # in ASCII alone, and `fullmatch` ends at no line's end
 
 # One file per layer of a small model would cost more in fsyncs than in bytes; K3's layers (6.7 MB) are one a part.
 STATE_PART_BYTES: Final = 1 << 22
@@ -261,4 +264,4 @@ def _hashes(parts: dict[str, Any], name: str, what: str) -> tuple[str, ...]:
 
 def is_hash(text: str) -> bool:
     """Whether a text has the form of a hash, as every part's name has."""
-    return len(text) == 2 * HASH_BYTES and all(char in "0123456789abcdef" for char in text)
+    return _HASH.fullmatch(text) is not None

@@ -58,6 +58,16 @@ class Keeper:
         state = await self._replay(before, stored.timeline, stored.node.session_id, reservation)
         return state, stored.node.inexact or (start is not None and start.inexact)
 
+    async def bring_back(self, record: Record, position: int, reservation: Reservation | None = None) -> State:
+        """The state of a live session, which is at `position` and at its record's last node."""
+        start = await self._journal.start_of(record.point(), as_is=False)
+        if start is not None and start.position == position:  # as it is left by a move: no token ids are needed
+            state = await self._restore(start, record.namespace, reservation)
+            if state is not None:
+                return state
+        state, _ = await self.rebuild(await self.find(record.point()), reservation)
+        return state
+
     async def at(
         self, timeline: Timeline, namespace: str, workflow: str, *, exact: bool, beside: State | None = None
     ) -> State:
@@ -245,9 +255,7 @@ class Holding:
                 self._let_go_if_spoiled()
             if self._state is None:
                 await record.flush()
-                stored = await self._keeper.find(record.point())
-                state, _ = await self._keeper.rebuild(stored, reservation)
-                self._arrived(state)
+                self._arrived(await self._keeper.bring_back(record, self.position, reservation))
                 self._keeper.promotions += 1
             await self._catch_up()
             return self._live()

@@ -22,7 +22,7 @@ class Record:
     def __init__(self, journal: Journal, session_id: str, *, namespace: str, label: str) -> None:
         self._journal = journal
         self._session_id = session_id
-        self._namespace = namespace
+        self.namespace = namespace
         self._label = label
         self._path: list[Entry] = []
         self._generated = array("i")
@@ -99,7 +99,7 @@ class Record:
     def rewound(self, timeline: Timeline) -> "Record":
         """A record of its own that has gone back to where `timeline` ends; this one stays as it is."""
         self._close_generation()  # what either writes of it, the other needn't
-        other = Record(self._journal, self._session_id, namespace=self._namespace, label=self._label)
+        other = Record(self._journal, self._session_id, namespace=self.namespace, label=self._label)
         other.branched_from(self)
         other.cut(timeline, NodeKind.REWIND)
         return other
@@ -173,7 +173,7 @@ class Record:
 
     def beside(self, timeline: Timeline, appended: NDArray[np.int32], metadata: Mapping[str, Any]) -> "Record":
         """A record of its own that has gone on with an append, from where this one and `timeline` stand."""
-        other = Record(self._journal, self._session_id, namespace=self._namespace, label=self._label)
+        other = Record(self._journal, self._session_id, namespace=self.namespace, label=self._label)
         other.branched_from(self)
         other.appended(appended, timeline, metadata)
         return other
@@ -253,7 +253,7 @@ class Record:
             sampler=facts,
             turn=turn,
             label=self._label,
-            namespace=self._namespace,
+            namespace=self.namespace,
             metadata=metadata or {},
             inexact=self._inexact,
         )

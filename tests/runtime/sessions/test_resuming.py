@@ -10,6 +10,7 @@ import anyio.to_thread
 import numpy as np
 import pytest
 
+from serai.checkpoints.nodes import NodeRecord
 from serai.checkpoints.snapshot import Fingerprint, Snapshot
 from serai.checkpoints.store import Store
 from serai.runtime import SamplingParams
@@ -175,3 +176,30 @@ async def test_a_state_is_read_straight_into_the_pool(tmp_path: Path, monkeypatc
             np.shares_memory(page.rows, held.array)
             for page, held in zip(loaded[0].pages, state.table.pages, strict=True)
         )
+
+
+async def test_a_session_that_was_moved_out_comes_back_without_reading_its_token_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has them in memory; of a long session they were a quarter of what coming back took."""
+    asked: list[str] = []
+    path = Store.path
+
+    def noted(store: Store, node_id: str) -> list[NodeRecord]:
+        asked.append(node_id)
+        return path(store, node_id)
+
+    monkeypatch.setattr(Store, "path", noted)
+    async with fake_runtime(store=tmp_path) as rt:
+        session = await rt.session()
+        await session.append([1, 2, 3])
+        before = await session.logits()
+        assert await session.demote()
+        assert (await session.logits() == before).all()
+        assert asked == []
+        assert await session.demote()
+        store = rt._services.journal.store
+        assert store is not None
+        await anyio.to_thread.run_sync(store.drop_snapshot, session.head)
+        assert (await session.logits() == before).all()
+        assert asked == [session.head], "without a snapshot they are read once more"
