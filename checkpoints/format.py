@@ -55,6 +55,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Final
 
 from blake3 import blake3
@@ -205,6 +206,11 @@ def safetensors_header(specs: Sequence[TensorSpec]) -> bytes:
 
     Large tensors begin on a block of the part's file, so that they can go between disk and memory without a copy.
     """
+    return _safetensors_header(tuple(specs))
+
+
+@lru_cache(maxsize=64)  # the full pages of a state have one, and each is asked for several times
+def _safetensors_header(specs: tuple[TensorSpec, ...]) -> bytes:
     entries: dict[str, dict[str, object]] = {}
     offset = 0
     for spec in specs:

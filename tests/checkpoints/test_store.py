@@ -1,5 +1,6 @@
 """What goes into a store comes out again, exactly, once, and after a restart."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -403,7 +404,12 @@ def test_whether_packing_pays_is_tried_once_for_pages_of_noise(
     """It was tried for each, a fifth of the time it takes to save a state of many small pages."""
     tried: list[int] = []
     pays = codec._pays
-    monkeypatch.setattr(codec, "_pays", lambda data, size: bool(tried.append(size)) or pays(data, size))
+
+    def noted(data: Sequence[codec.Bytes], item_bytes: int) -> bool:
+        tried.append(item_bytes)
+        return pays(data, item_bytes)
+
+    monkeypatch.setattr(codec, "_pays", noted)
     state = make_snapshot(40, smooth=smooth)
     with Store.open(str(tmp_path / "s"), threads=1) as store:
         node = saved(store, state)
