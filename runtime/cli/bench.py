@@ -239,7 +239,8 @@ def _grids(report: "Report") -> list[RenderableType]:
     for phase in ("prefill", "decode"):
         rows = [row for row in report.table if row["phase"] == phase]
         contexts = list(dict.fromkeys(row["context"] for row in rows))
-        grid = table("sessions", *(f"{context:,}" for context in contexts), title=f"{phase}, tok/s, by context")
+        headings = (f"{context:,} tokens" for context in contexts)
+        grid = table("sessions", *headings, title=f"{phase}, tok/s of all sessions together")
         for sessions in dict.fromkeys(row["sessions"] for row in rows):
             speeds = {row["context"]: row["tok/s"] for row in rows if row["sessions"] == sessions}
             grid.add_row(f"{sessions}", *(_speed_text(speeds[context]) for context in contexts))
