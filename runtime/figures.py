@@ -52,6 +52,8 @@ def figures(services: Services, facts: ModelFacts) -> Status:
             demotions=services.keeper.demotions,
             promotions=services.keeper.promotions,
             loop_delay_p99_s=services.loop_delay.p99_s(),
+            saves=services.journal.saves,
+            failed_saves=services.journal.failed_saves,
         ),
         experts=None if facts.experts is None else facts.experts(),
         store_bytes=services.store_size.last(),

@@ -110,7 +110,8 @@ class ExpertStatus:
 
 @dataclass(frozen=True, slots=True)
 class WorkStatus:
-    """What has been done since opening, and what waits. `loop_delay_p99_s` is how late timers ran."""
+    """What has been done since opening, and what waits. `loop_delay_p99_s` is how late timers ran. `saves` are states
+    that were stored, whoever asked for it, `failed_saves` those that could not be."""
 
     steps: int
     prefilled_tokens: int
@@ -121,6 +122,8 @@ class WorkStatus:
     demotions: int
     promotions: int
     loop_delay_p99_s: float
+    saves: int = 0
+    failed_saves: int = 0
 
 
 @dataclass(frozen=True, slots=True)

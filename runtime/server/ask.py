@@ -1,13 +1,14 @@
 """What is asked of the model, whichever endpoint it came by, and the parts of a request that all of them share."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from blake3 import blake3
 
-from serai.runtime.chat import NO_NOTES, ImagePart, Message, Notes, ToolCall, read_tools
+from serai.runtime.chat import NO_NOTES, ImagePart, Message, Notes, PromptInvalid, ToolCall, read_tools
 from serai.runtime.chat.conversation import runs
 from serai.runtime.errors import BadParameter
 from serai.runtime.sampling.params import SamplingParams
@@ -58,6 +59,7 @@ class Ask:
     with is looked for. `params` are without `stop` and with the largest `max_tokens` when none was given
     (`max_tokens` is None then). `stops` end the content only, never the reasoning. `choice` says what is held of calls.
     `store` says whether the reply can be gone on from after this process. All of it must be done by the `deadline`.
+    `origins` says for each message where in the client's request it stood; empty where they are its list of messages.
     """
 
     namespace: str
@@ -75,6 +77,21 @@ class Ask:
     label: str = ""
     priority: int = 0
     deadline: Deadline | None = None
+    origins: tuple[str, ...] = ()
+
+    @contextmanager
+    def naming(self, start: int) -> Iterator[None]:
+        """What is raised of one of the messages from `start` on is told of the place the client knows it by."""
+        try:
+            yield
+        except PromptInvalid as error:
+            if error.message_index is None:
+                raise
+            index = start + error.message_index
+            what = str(error).removeprefix(f"message {error.message_index}: ")
+            if not self.origins:
+                raise PromptInvalid(what, message_index=index) from None
+            raise invalid(self.origins[index], f"{self.origins[index]}: {what}") from None
 
     @property
     def tools(self) -> tuple[Mapping[str, Any], ...]:

@@ -181,9 +181,8 @@ class Asking:
         sessions = self._sessions
         place, done, chain = await self._place_for(ask)
         ask = ask if place is None else replace(ask, previous=place.id)
-        messages = ask.messages[done:]
         wanted = held(ask.choice, ask.notes, ask.tools)
-        prompt = await self._render(ask, place, messages)
+        prompt = await self._render(ask, place, done)
         start = 0 if place is None else place.position
         length = start + len(prompt.messages) + len(prompt.prompt)
         ask = replace(ask, params=self._with_room(ask, length))
@@ -238,7 +237,7 @@ class Asking:
     async def count(self, ask: Ask) -> int:
         """How many tokens the request has before its reply."""
         place, done, _ = await self._place_for(ask)
-        prompt = await self._render(ask, place, ask.messages[done:])
+        prompt = await self._render(ask, place, done)
         return (0 if place is None else place.position) + len(prompt.messages) + len(prompt.prompt)
 
     async def _place_for(self, ask: Ask) -> tuple[Place | None, int, str]:
@@ -256,8 +255,9 @@ class Asking:
             return None, 0, last
         return await sessions.place(found[0], ask.namespace), found[1], last
 
-    async def _render(self, ask: Ask, place: Place | None, messages: Sequence[Message]) -> _Prompt:
-        form = self._sessions.format
+    async def _render(self, ask: Ask, place: Place | None, done: int) -> _Prompt:
+        """The messages after the first `done`, which the place holds."""
+        form, messages = self._sessions.format, ask.messages[done:]
 
         def work() -> _Prompt:
             markup = form.markup
@@ -286,7 +286,8 @@ class Asking:
             return _Prompt(written, shared, opened.cursor, prompt, without, body.cursor, noted.cursor)
 
         size = sum(len(message.text) for message in messages) + 500 * len(ask.setting.tools)
-        return work() if size <= ENCODE_INLINE_CHARACTERS else await anyio.to_thread.run_sync(work)
+        with ask.naming(done):
+            return work() if size <= ENCODE_INLINE_CHARACTERS else await anyio.to_thread.run_sync(work)
 
     async def _grammar(self, wanted: Held, prompted: Cursor, *, strict: bool) -> Grammar:
         work = partial(compiled, self._grammars, self._sessions.format, prompted, wanted, strict=strict)

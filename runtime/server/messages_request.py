@@ -52,10 +52,12 @@ def read_messages_request(body: Mapping[str, Any], caller: Caller, *, stored: bo
     thinking = _thinking(fields) if thinks is None else thinks
     setting = Setting(read_declared_tools(_functions(fields.objects("tools")), "tools"), thinking, effort)
     priority, deadline = caller.urgency(fields)
+    system, (messages, origins) = _system(fields), _messages(fields)
     return MessagesRequest(
         Ask(
             namespace=caller.namespace,
-            messages=(*_system(fields), *_messages(fields)),
+            messages=(*system, *messages),
+            origins=(*("system" for _ in system), *origins),
             setting=setting,
             notes=with_format(choice.notes, _format(fields, output)),
             params=read_params(fields, max_tokens=max_tokens, logprobs=None),
@@ -138,11 +140,13 @@ def _system(fields: Fields) -> tuple[Message, ...]:
     return (Message("system", parts),) if parts else ()
 
 
-def _messages(fields: Fields) -> list[Message]:
+def _messages(fields: Fields) -> tuple[list[Message], list[str]]:
+    """The messages, and for each the place of the client's own that it comes from."""
     given = fields.objects("messages")
     if not given:
         raise invalid("messages", "messages is required, a list of at least one message")
     found: list[Message] = []
+    origins: list[str] = []
     for place, item in enumerate(given):
         at = Fields(item, f"messages[{place}]")
         blocks = _blocks(at.get("content"), at.path("content"))
@@ -153,9 +157,10 @@ def _messages(fields: Fields) -> list[Message]:
                 found.append(_assistant(blocks))
             case role:
                 raise invalid(at.path("role"), f"{at.path('role')} is {role!r:.60}; it must be user or assistant")
+        origins += [f"messages[{place}]"] * (len(found) - len(origins))
     if found[-1].role == "assistant":
         raise invalid("messages", "the last message must be the user's; a reply can't be begun for the model here")
-    return found
+    return found, origins
 
 
 def _blocks(content: object, path: str) -> list[Fields]:

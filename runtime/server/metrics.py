@@ -57,6 +57,8 @@ class StatusCollector(Collector):
             "serai_reused_tokens": work.reused_tokens,
             "serai_demotions": work.demotions,
             "serai_promotions": work.promotions,
+            "serai_saves": work.saves,
+            "serai_failed_saves": work.failed_saves,
         }
         sizes = {
             "serai_budget_bytes": budget.budget_bytes,

@@ -77,11 +77,13 @@ def read_responses(body: Mapping[str, Any], caller: Caller) -> ResponsesRequest:
     top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
     logprobs = bool(top) or LOGPROBS_INCLUDED in include
     items = _items(fields)
+    messages, origins = messages_of(items)
     priority, deadline = caller.urgency(fields)
     return ResponsesRequest(
         ask=Ask(
             namespace=caller.namespace,
-            messages=messages_of(items),
+            messages=messages,
+            origins=origins,
             setting=Setting(tools, thinking, effort),
             notes=with_format(choice.notes, _format(None if text is None else text.object("format"))),
             params=read_params(fields, max_tokens=max_tokens, logprobs=(top or 0) if logprobs else None),
@@ -131,9 +133,11 @@ def _shown(item: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def messages_of(items: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """Items as messages: reasoning, text and calls that follow each other are one turn of the assistant."""
+def messages_of(items: Sequence[Mapping[str, Any]]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+    """Items as messages: reasoning, text and calls that follow each other are one turn of the assistant. With them, for
+    each the item it begins with."""
     messages: list[Message] = []
+    origins: list[str] = []
     for place, item in enumerate(items):
         try:
             message = _message(item, place)
@@ -145,9 +149,10 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
         joined = None if last is None else _one_turn(last, message)
         if joined is None:
             messages.append(message)
+            origins.append(f"input[{place}]")
         else:
             messages[-1] = joined
-    return tuple(messages)
+    return tuple(messages), tuple(origins)
 
 
 def _one_turn(first: Message, second: Message) -> Message | None:

@@ -14,7 +14,7 @@ from anyio.abc import TaskStatus
 
 from serai.checkpoints.names import new_id
 from serai.runtime.chat import Message
-from serai.runtime.server.ask import Setting
+from serai.runtime.server.ask import Ask, Setting
 from serai.runtime.server.asking import Asked, Usage
 from serai.runtime.server.chat_output import logprob_json
 from serai.runtime.server.errors import ApiError, invalid
@@ -222,7 +222,7 @@ async def fitted(service: "Service", request: ResponsesRequest) -> ResponsesRequ
         if not told and not ask.messages:
             raise invalid("input", "input is required, a string or a list of items")
         setting = replace(ask.setting, instructions=instructions)
-        return replace(request, ask=replace(ask, messages=told + ask.messages, setting=setting))
+        return replace(request, ask=_after(ask, setting, instructions=told))
     place = await service.sessions.place(ask.previous, ask.namespace)
     before, setting = place.setting, ask.setting
     if setting.effort is not None:
@@ -243,4 +243,11 @@ async def fitted(service: "Service", request: ResponsesRequest) -> ResponsesRequ
         effort=before.effort,
         instructions=before.instructions if instructions is None else instructions,
     )
-    return replace(request, ask=replace(ask, messages=declared + new + ask.messages, setting=kept))
+    return replace(request, ask=_after(ask, kept, tools=declared, instructions=new))
+
+
+def _after(ask: Ask, setting: Setting, **before: tuple[Message, ...]) -> Ask:
+    """What is asked, with messages before that the client gave elsewhere in its request."""
+    messages = tuple(message for given in before.values() for message in given)
+    origins = tuple(name for name, given in before.items() for _ in given)
+    return replace(ask, messages=messages + ask.messages, origins=origins + ask.origins, setting=setting)

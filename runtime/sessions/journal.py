@@ -6,6 +6,7 @@ replayed from its token ids. Without a store nothing is written and `pause` says
 """
 
 import logging
+import threading
 from array import array
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -120,6 +121,9 @@ class Journal:
         self._layout = layout
         self._writing = anyio.Lock()
         self._give_back = GiveBack()
+        self._counting = threading.Lock()
+        self.saves = 0
+        self.failed_saves = 0
 
     @property
     def is_durable(self) -> bool:
@@ -163,7 +167,16 @@ class Journal:
         return Point(node.id, node.session_id, node.position, report.raw_bytes, report.written_bytes, report.elapsed_s)
 
     def _save(self, store: Store, node_id: str, snapshot: Snapshot, reason: str) -> SaveReport:
-        report = store.save(node_id, snapshot, self._fingerprint, reason=reason)
+        try:
+            report = store.save(node_id, snapshot, self._fingerprint, reason=reason)
+        except SessionGone:
+            raise  # it was deleted meanwhile, and need not be stored
+        except BaseException:
+            with self._counting:
+                self.failed_saves += 1
+            raise
+        with self._counting:
+            self.saves += 1
         self._give_back.moved(report.new_raw_bytes)
         return report
 

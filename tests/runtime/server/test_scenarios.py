@@ -1,11 +1,13 @@
 """Scenarios from the field over HTTP: ids that name nothing, ids that can't, and what a restart costs."""
 
+import errno
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from serai.checkpoints.store import Store
 from serai.runtime.services import Policy
 from tests.runtime.server.client import Client, serving_model, user
 from tests.runtime.server.replies import ReplyModel
@@ -130,3 +132,26 @@ async def test_a_limit_is_a_small_number(limit: str) -> None:
         made = await client.post("/v1/responses", {"input": "hi"})
         exchange = await client.call("GET", f"/v1/responses/{made['id']}/input_items?limit={limit}")
         assert (exchange.status, exchange.json()["error"]["param"]) == (400, "limit")
+
+
+async def test_a_state_that_could_not_be_stored_is_seen_in_the_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B55: not only in a line of the log; and in the status that monitors read."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Store, "_commit", full)
+    policy = Policy(save_after_tokens=0)
+    async with serving_model(ReplyModel(lambda prompt: HELLO), store=tmp_path, policy=policy) as client:
+        assert (await client.chat(user("hi")))["choices"][0]["message"]["content"] == "hello"
+        await client.service.runtime.settle()
+        exchange = await client.call("GET", "/metrics")
+        lines = b"".join(exchange.chunks).decode().splitlines()
+        told = {name: float(value) for name, value in (line.split() for line in lines if line[:1] != "#")}
+        assert told["serai_failed_saves_total"] > 0
+        assert told["serai_saves_total"] == 0
+        work = (await client.call("GET", "/serai/status")).json()["work"]
+        assert work["failed_saves"] == told["serai_failed_saves_total"]
+        monkeypatch.undo()

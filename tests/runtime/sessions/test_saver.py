@@ -8,6 +8,7 @@ import anyio.to_thread
 import pytest
 
 from serai.checkpoints.store import Store
+from serai.runtime.errors import StoreFull
 from serai.runtime.services import Policy
 from tests.runtime.fake_runtime import fake_runtime
 from tests.runtime.scripted import hash_of, logits_of
@@ -69,8 +70,12 @@ async def test_a_snapshot_that_cannot_be_written_is_counted_and_costs_nothing_el
         await session.append([1, 2, 3])
         await rt.settle()
         assert (rt._services.saver.saved, rt._services.saver.failed) == (0, 1)
+        with pytest.raises(StoreFull):
+            await session.pause()
+        assert (rt.status().work.saves, rt.status().work.failed_saves) == (0, 2)
         monkeypatch.undo()
         await session.append([4])
         await rt.settle()
         assert rt._services.saver.saved == 1
+        assert (rt.status().work.saves, rt.status().work.failed_saves) == (1, 2)
         rt.check()
