@@ -11,7 +11,9 @@ from serai.runtime.status import BudgetStatus, ExpertStatus, NamespaceStatus, St
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a runtime tells about the model it runs. `scratch_bytes` is what steps and the process itself take."""
+    """What a runtime tells about the model it runs. `scratch_bytes` is what steps and the process itself take.
+    `degraded` says what of the experts can't be read now: as `experts` does, but whoever asks all the time needs no
+    picture of all layers for it."""
 
     name: str
     precision: str
@@ -21,6 +23,7 @@ class ModelFacts:
     scratch_bytes: int
     budget_bytes: int
     experts: Callable[[], ExpertStatus] | None = None
+    degraded: Callable[[], str] | None = None
 
 
 def figures(services: Services, facts: ModelFacts) -> Status:

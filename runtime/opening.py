@@ -200,6 +200,7 @@ def _wire(
     policy: Policy | None,
 ) -> Runtime:
     """The runtime over a loaded model: what the model leaves of the budget is for sessions."""
+    streamed = streamed_in(loaded.model.experts)
     facts = ModelFacts(
         name=found.name,
         precision=precision.value,
@@ -209,6 +210,7 @@ def _wire(
         scratch_bytes=loaded.model.scratch_bytes + PROCESS_BYTES,
         budget_bytes=budget_bytes,
         experts=_watch(loaded.model.experts),
+        degraded=None if streamed is None else lambda: streamed.degraded,
     )
     taken_bytes = facts.trunk_bytes + facts.expert_bytes + facts.scratch_bytes
     pool = StatePool(loaded.layout, limit_bytes=budget_bytes - taken_bytes)

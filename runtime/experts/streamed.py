@@ -47,7 +47,7 @@ class StreamedExperts:
         )
         self.reader = ExpertReader(source, reads_in_flight)
         self.visits: list[StreamedVisit] = []  # in the order in which they were opened
-        self._degraded = ""
+        self.degraded = ""
         self._unreadable: dict[tuple[int, int], str] = {}
         self.changes = 0  # goes up whenever a visit could take something it could not take before
 
@@ -70,7 +70,7 @@ class StreamedExperts:
             mode=self.source.mode,
             cache=self.cache.counters,
             reads=self.reader.counters,
-            degraded=self._degraded,
+            degraded=self.degraded,
         )
 
     def expect(self, layer: int) -> OrderedVisit:
@@ -150,12 +150,12 @@ class StreamedExperts:
             if ended.error is None:
                 self.cache.finish_load(ended.read.slot)
                 if self._unreadable.pop((ended.read.layer, ended.read.expert), None) is not None:
-                    self._degraded = next(reversed(self._unreadable.values()), "")
+                    self.degraded = next(reversed(self._unreadable.values()), "")
                 continue
             self.cache.fail_load(ended.read.slot)
             if not isinstance(ended.error, SeraiError):
                 raise ended.error
-            self._degraded = self._unreadable[ended.read.layer, ended.read.expert] = str(ended.error)
+            self.degraded = self._unreadable[ended.read.layer, ended.read.expert] = str(ended.error)
             for visit in self.visits:
                 visit.fail(ended.read.slot, ended.error)
 

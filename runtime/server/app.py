@@ -146,8 +146,8 @@ async def health(service: Service, request: Request) -> Response:
     trouble = service.trouble()
     if trouble is not None:
         return JSONResponse({"status": "unavailable", "reason": trouble.message}, 503)
-    watch = service.runtime.facts.experts
-    unreadable = "" if watch is None else watch().degraded
+    watch = service.runtime.facts.degraded
+    unreadable = "" if watch is None else watch()
     return JSONResponse(
         {
             "status": "degraded" if unreadable else "ok",

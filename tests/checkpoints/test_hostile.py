@@ -1,6 +1,7 @@
 """Files that are damaged, or made to abuse their reader, are refused by name: no crash, no large allocation."""
 
 import resource
+import shutil
 import subprocess
 import tracemalloc
 from collections.abc import Callable
@@ -147,6 +148,20 @@ def test_parts_are_safetensors_in_zstd(packed: tuple[Path, NodeRecord]) -> None:
     assert np.array_equal(states[0]["kda"], STATE.kda)
     assert np.array_equal(states[0]["conv"], STATE.conv)
     assert sum("latents" in tensors for tensors in found) == 3
+
+
+@pytest.mark.skipif(shutil.which("zstd") is None, reason="needs the zstd command")
+def test_the_zstd_command_unpacks_what_was_stored(packed: tuple[Path, NodeRecord]) -> None:
+    """B68: a frame of a file, as it lies there, and one that a streaming writer made."""
+    folder, _ = packed
+    for file in part_files(folder):
+        frame = payload_of(file)
+        raw = zstandard.ZstdDecompressor().stream_reader(frame).read()
+        writer = zstandard.ZstdCompressor(level=3).compressobj()
+        for one in (frame, writer.compress(raw) + writer.flush()):
+            done = subprocess.run(["zstd", "-d", "-c"], input=one, check=True, capture_output=True)
+            assert done.stdout == raw
+        assert subprocess.run(["zstd", "-t"], input=frame[:-10], check=False, capture_output=True).returncode != 0
 
 
 def bomb(unpacked_bytes: int, *, claim_bytes: int | None = None) -> bytes:

@@ -89,6 +89,27 @@ async def test_the_budget_decides_what_is_held_and_no_token(model: Path) -> None
             pytest.fail("it was opened")
 
 
+async def test_saving_and_loading_sessions_costs_no_expert_its_place(model: Path, tmp_path: Path) -> None:
+    """B125: what a turn finds of the experts in memory is the same after a checkpoint was written and read; what the
+    others cost, the status tells in bytes and seconds."""
+    least, all_in_memory = floors(model)
+    turn = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    async with open_runtime(model, budget=(least + all_in_memory) // 2, store=tmp_path) as rt:
+        session = await rt.session()
+        await session.append(TOKENS[:20])
+        for _ in range(4):
+            before = rt.status().experts
+            session = await rt.resume(await session.pause())
+            after = rt.status().experts
+            assert before is not None
+            assert after is not None
+            assert (after.hits, after.misses, after.layers) == (before.hits, before.misses, before.layers)
+            await session.generate(turn).collect()
+            assert sum(layer.held for layer in after.layers) == after.slots
+            assert after.read_bytes > 0
+            assert after.read_s > 0
+
+
 @pytest.fixture
 def shards(model: Path) -> list[Path]:
     return sorted(model.glob("*.safetensors"))

@@ -15,7 +15,6 @@ from serai.runtime.models.batch import Batch
 from serai.runtime.server.errors import RETRY_AFTER_S
 from serai.runtime.server.event_log import EventLog
 from serai.runtime.server.options import ServerOptions
-from tests.runtime.monitor.scripted import EXPERTS
 from tests.runtime.server.client import OPTIONS, Client, serving_model, user
 from tests.runtime.server.replies import ANY, ReplyModel, layout
 from tests.runtime.server.steps import Steps
@@ -257,7 +256,7 @@ async def test_health_says_when_some_experts_can_not_be_read() -> None:
     unreadable = [""]
     async with serving_model(ReplyModel(lambda prompt: SHORT)) as client:
         runtime = client.service.runtime
-        runtime.facts = replace(runtime.facts, experts=lambda: replace(EXPERTS, degraded=unreadable[0]))
+        runtime.facts = replace(runtime.facts, degraded=lambda: unreadable[0])
         assert (await client.call("GET", "/health")).json()["status"] == "ok"
         unreadable[0] = "expert 3 of layer 2 can't be read"
         health = await client.call("GET", "/health")

@@ -23,8 +23,9 @@ from serai.runtime.errors import (
     StoreFull,
 )
 from serai.runtime.services import Policy
-from serai.runtime.state import snapshot_of
+from serai.runtime.state import session_bytes, snapshot_of
 from tests.checkpoints.disks import ScalarDisk, WaitingDisk
+from tests.checkpoints.test_hostile import bomb, rewrite_payload
 from tests.runtime.fake_runtime import fake_runtime
 from tests.runtime.scripted import GREEDY, LAYOUT, SAMPLED, greedy_by_hand, hash_of, logits_of
 from tests.runtime.sessions.world import MEMORY
@@ -33,6 +34,13 @@ pytestmark = pytest.mark.anyio
 
 KEEPING = Policy(reuse=True, snapshot_every=16, save_after_tokens=4)
 UNKNOWN = ("a" * 26, "nope", "", "../../etc/passwd")
+
+
+@pytest.fixture
+def memory_path() -> Iterator[Path]:
+    """For stores that are written hundreds of times: what a disk does is tested elsewhere."""
+    with tempfile.TemporaryDirectory(prefix="serai-", dir=MEMORY) as folder:
+        yield Path(folder)
 
 
 def everything_under(folder: Path) -> list[Path]:
@@ -111,6 +119,39 @@ async def test_a_checkpoint_of_nothing_costs_its_tokens_again_and_no_session(tmp
         assert await equals_cold(branch, [5, 6, 7])
         await session.append([8])
         assert await equals_cold(session, [5, 6, 7, 8])
+        rt.check()
+
+
+@pytest.mark.parametrize("claim_bytes", [None, 1 << 60])
+async def test_a_bomb_in_a_checkpoint_takes_no_more_than_the_budget(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch, claim_bytes: int | None
+) -> None:
+    """B69: the resume that meets it has reserved what its own layout says, and never holds more; then the ids give the
+    state."""
+    ids = [number % 16 for number in range(40)]
+    async with fake_runtime(store=memory_path) as rt:
+        session = await rt.session()
+        await session.append(ids)
+        point = await session.pause()
+    parts = [file for file in everything_under(memory_path / "parts") if file.is_file()]
+    rewrite_payload(max(parts, key=lambda file: file.stat().st_size), bomb(64 << 20, claim_bytes=claim_bytes))
+    limit_bytes = 2 * session_bytes(LAYOUT, 40)
+    async with fake_runtime(store=memory_path, limit_bytes=limit_bytes) as rt:
+        seen: list[int] = []
+        load = Store.load
+
+        def noting(*arguments: Any, **named: Any) -> Any:
+            pool = rt.pool
+            held = pool.live_bytes + pool.beside_bytes + pool.spare_bytes
+            seen.append(held + rt._services.admission.reserved_bytes)
+            return load(*arguments, **named)
+
+        monkeypatch.setattr(Store, "load", noting)
+        session = await rt.resume(point)
+        assert await equals_cold(session, ids)
+        assert seen
+        assert max(seen) <= limit_bytes
+        assert rt.counters.prefilled_tokens == 40
         rt.check()
 
 
@@ -221,13 +262,6 @@ def bits_of(session: Session) -> list[bytes]:
     found = snapshot_of(LAYOUT, session.held)
     logits = b"" if found.logits is None else found.logits.tobytes()
     return [found.kda.tobytes(), found.conv.tobytes(), logits, *(page.rows.tobytes() for page in found.pages)]
-
-
-@pytest.fixture
-def memory_path() -> Iterator[Path]:
-    """For stores that are written hundreds of times: what a disk does is tested elsewhere."""
-    with tempfile.TemporaryDirectory(prefix="serai-", dir=MEMORY) as folder:
-        yield Path(folder)
 
 
 @pytest.mark.parametrize("packing", [Packing.AUTO, Packing.SMALL])

@@ -1,5 +1,7 @@
 """Scenarios from the field: what memory is counted, who gets it next, and that all of it comes back."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import anyio
@@ -7,16 +9,19 @@ import numpy as np
 import pytest
 
 from serai.runtime import Runtime, Session
+from serai.runtime.cli.output import bytes_text
 from serai.runtime.errors import (
     BadParameter,
     OutOfBudget,
 )
 from serai.runtime.memory.residency import Tier
+from serai.runtime.monitor.plain_output import snapshot_text
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
 from serai.runtime.state import session_bytes
 from tests.runtime.fake_runtime import fake_runtime
 from tests.runtime.scripted import FIXED, LAYOUT, LOGITS, PAGE, hash_of, logits_of
+from tests.shared import ROOT
 
 pytestmark = pytest.mark.anyio
 
@@ -60,6 +65,8 @@ async def test_snapshots_count_and_everything_returns_to_where_it_began(tmp_path
             assert budget.used_bytes + budget.reserved_bytes <= limit
             own = sum(session.own_bytes for session in rt.status().sessions)
             assert own <= budget.live_bytes + budget.kept_bytes
+            shown = snapshot_text(rt.status(), "here")
+            assert f"{bytes_text(budget.used_bytes)} of {bytes_text(limit)}" in shown, "monitors show that sum"
         await rt.settle()
         rt.check()
         for session in grown:
@@ -68,6 +75,21 @@ async def test_snapshots_count_and_everything_returns_to_where_it_began(tmp_path
         services.prefixes.clear()
         budget = rt.status().budget
         assert (budget.live_bytes, budget.kept_bytes, budget.reserved_bytes) == (0, 0, 0)
+
+
+GROWS = """
+from tests.runtime.memory.growing import grow
+print(*grow())
+"""
+
+
+def test_what_is_counted_is_what_the_process_takes() -> None:
+    """B117: forks and kept states of a model with states of megabytes, in a process of its own: within 5 %."""
+    done = subprocess.run([sys.executable, "-c", GROWS], cwd=ROOT, check=True, capture_output=True, text=True)
+    grown, counted, left = (int(one) for one in done.stdout.split())
+    assert counted > 100 << 20
+    assert abs(grown - counted) <= 0.05 * counted
+    assert left <= 0.05 * counted, "all of it came back"
 
 
 async def test_one_over_is_refused_and_two_that_fit_in_turn_take_turns() -> None:
