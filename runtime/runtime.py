@@ -271,14 +271,20 @@ class Runtime:
         self._check_open()
         while self._collecting is not None:
             await self._collecting.wait()
-        live = (session.record.durable_point() for session in self._services.live.values())
-        protected = {*(point for point in live if point is not None), *self._resuming.values()}
+        protected = self.points_in_use().keys()
         self._collecting = anyio.Event()
         try:
             return await self._services.journal.collect(policy, protected)
         finally:
             self._collecting.set()
             self._collecting = None
+
+    def points_in_use(self) -> dict[str, str]:
+        """What live sessions and resumes under way stand on in the store: the ids of nodes, and of which session each
+        is; or a session or tag that was asked for, and "". Whoever deletes it takes from a session what it is about to
+        write its next node under."""
+        live = (session.record.durable_node() for session in self._services.live.values())
+        return dict.fromkeys(self._resuming.values(), "") | {one.id: one.session_id for one in live if one}
 
     def set_quota(self, namespace: str, quota: Quota | None) -> None:
         """Bound what a namespace may have from now on (`Quota` says of what); None takes its quota away.

@@ -12,11 +12,13 @@ from serai.runtime.errors import (
     ModelMismatch,
     NameInvalid,
     NodeInUse,
+    NotOwner,
     OutOfBudget,
     OverQuota,
     PromptTooLong,
     SeraiError,
     SessionBusy,
+    SessionClosed,
     SessionGone,
     ShuttingDown,
     StoreFull,
@@ -109,7 +111,7 @@ def api_error(error: Exception) -> ApiError:
             return ApiError(408, str(error), "deadline_missed", headers={"x-should-retry": "false"})
         case SessionGone():
             return ApiError(404, str(error), "not_found")
-        case SessionBusy() | NodeInUse() | ModelMismatch():
+        case SessionBusy() | SessionClosed() | NodeInUse() | ModelMismatch() | NotOwner():
             return ApiError(409, str(error), "conflict")
         case ShuttingDown():
             return unavailable(str(error), "shutting_down")

@@ -178,7 +178,7 @@ class Sessions:
             except SeraiError:
                 await self._break_off(session)
             if erase and self.store is not None:
-                await anyio.to_thread.run_sync(self._erase, self.store, (session.id,))
+                await self._erase_all((session.id,))
 
     async def _break_off(self, session: Session) -> None:
         """End a session that is busy or can't be written down: its memory is freed in any case."""
@@ -187,8 +187,17 @@ class Sessions:
         except SeraiError:
             log.exception("what session %s said last could not be stored", session.id)
 
+    async def _erase_all(self, session_ids: Iterable[str]) -> None:
+        """Delete sessions. Nodes that others were built on can't go yet, nor a session that somebody has just gone on
+        from: `tidy` tries again once those may have."""
+        in_use = self.runtime.points_in_use()
+        busy = {*in_use, *in_use.values()}
+        self._to_erase.update(busy & set(session_ids))
+        free = [one for one in session_ids if one not in busy]
+        if free and self.store is not None:
+            await anyio.to_thread.run_sync(self._erase, self.store, free)
+
     def _erase(self, store: Store, session_ids: Iterable[str]) -> None:
-        """Delete sessions. Nodes that others were built on can't go yet: `tidy` tries again once those may have."""
         for session_id in session_ids:
             try:
                 store.delete_session(session_id)
@@ -265,8 +274,7 @@ class Sessions:
         for parked in list(self._parked.values()):
             if not parked.stored and now_s - parked.used_s >= self._unstored_ttl_s:
                 await self.forget(parked.place.id)
-        if self._to_erase and self.store is not None:
-            await anyio.to_thread.run_sync(self._erase, self.store, tuple(self._to_erase))
+        await self._erase_all(tuple(self._to_erase))
         for parked in self._too_many():
             if parked.stored and self.store is not None:
                 await self._unload(parked)
@@ -297,8 +305,10 @@ class Sessions:
         if store is None or (parked is not None and not parked.stored) or not is_id(place_id):
             return
 
+        in_use = self.runtime.points_in_use()  # by requests that have gone on from it, and not written a node yet
+
         def work() -> None:
-            if store.children(place_id):
+            if place_id in in_use or store.children(place_id):
                 store.tag(DELETED_TAG + place_id, place_id)
             else:
                 store.delete(place_id)

@@ -104,9 +104,9 @@ class Record:
         other.cut(timeline, NodeKind.REWIND)
         return other
 
-    def durable_point(self) -> str | None:
-        """The id of the last node that has reached the store; None before the first has."""
-        return next((entry.node.id for entry in reversed(self._path) if entry.durable), None)
+    def durable_node(self) -> NodeRecord | None:
+        """The last node that has reached the store; None before the first has."""
+        return next((entry.node for entry in reversed(self._path) if entry.durable), None)
 
     @property
     def is_written(self) -> bool:

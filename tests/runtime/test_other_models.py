@@ -23,7 +23,7 @@ def change_a_tensor(folder: Path) -> str:
     data = bytearray(file.read_bytes())
     (header_bytes,) = struct.unpack("<Q", data[:8])
     tensors = json.loads(data[8 : 8 + header_bytes])
-    name = next(name for name in sorted(tensors) if name.endswith("o_proj.weight"))
+    name: str = next(name for name in sorted(tensors) if name.endswith("o_proj.weight"))
     start, end = (8 + header_bytes + offset for offset in tensors[name]["data_offsets"])
     data[start:end:2] = bytes(byte ^ 1 for byte in data[start:end:2])  # the last bit of each bfloat16
     file.write_bytes(data)
@@ -34,7 +34,8 @@ async def checkpoint(model: Path, store: Path) -> str:
     async with open_runtime(model, budget="1GiB", store=store) as rt:
         session = await rt.session()
         await session.append(TOKENS)
-        return str(await session.pause())
+        point = await session.pause()
+    return point.id
 
 
 async def test_other_weights_under_the_same_name_are_refused(tmp_path: Path) -> None:

@@ -87,6 +87,18 @@ async def test_tags_exports_and_erasing_go_to_the_store(tmp_path: Path) -> None:
             store.resolve(session.id)
 
 
+async def test_deleting_a_session_takes_nothing_from_a_fork_that_has_written_nothing_yet(tmp_path: Path) -> None:
+    async with fake_runtime(store=tmp_path) as runtime:
+        session = await runtime.session()
+        await session.append([1, 2, 3])
+        fork = await session.fork()
+        await act(runtime, Action(ActionKind.DELETE, session.id), store=store_of(runtime))
+        await fork.append([4])
+        assert fork.tokens().tolist() == [1, 2, 3, 4]
+    async with fake_runtime(store=tmp_path) as runtime:
+        assert (await runtime.resume(fork.id)).tokens().tolist() == [1, 2, 3, 4]
+
+
 async def test_what_a_runtime_lacks_is_refused_with_the_reason() -> None:
     async with fake_runtime() as runtime:
         session = await runtime.session()

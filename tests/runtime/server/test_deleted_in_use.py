@@ -1,0 +1,98 @@
+"""What is deleted while somebody goes on from it: nobody can begin there any more; whoever has begun goes on."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.runtime.server.client import Client, serving_model
+from tests.runtime.server.replies import ReplyModel
+from tests.runtime.server.steps import Steps
+
+pytestmark = pytest.mark.anyio
+
+HELLO = "well</think><response>hello</response></message>!"
+
+
+@pytest.mark.parametrize("store", [True, False])
+async def test_a_response_goes_on_from_one_that_is_deleted_meanwhile(tmp_path: Path, store: bool) -> None:
+    """Its first node is written once its messages have been read; until then it stands on what is to be deleted."""
+    steps, model = Steps(), ReplyModel(lambda prompt: HELLO)
+    async with serving_model(model, store=tmp_path, limits=steps.limits) as client:
+        first = await client.post("/v1/responses", {"input": "hi"})
+        model.before_step = steps
+        on = {"input": "more", "previous_response_id": first["id"]}
+        second = client.start("POST", "/v1/responses", {**on, "store": store})
+        await steps.waits()
+        assert (await client.call("DELETE", f"/v1/responses/{first['id']}")).status == 200
+        steps.free()
+        await second.ended.wait()
+        assert second.status == 200, second.json()
+        await gone(client, first["id"])
+    async with serving_model(ReplyModel(lambda prompt: HELLO), store=tmp_path) as client:
+        await gone(client, first["id"])
+        on = {"input": "x", "previous_response_id": second.json()["id"]}
+        assert (await client.call("POST", "/v1/responses", on)).status == (200 if store else 404)
+
+
+async def gone(client: Client, name: str) -> None:
+    assert (await client.call("GET", f"/v1/responses/{name}")).status == 404
+    on = {"input": "x", "previous_response_id": name}
+    assert (await client.call("POST", "/v1/responses", on)).status == 404
+
+
+async def test_a_response_that_is_being_resumed_is_deleted(tmp_path: Path) -> None:
+    """Whoever goes on from it is told that it is gone, or goes on; nothing breaks, and nothing is left in memory."""
+    async with serving_model(ReplyModel(lambda prompt: HELLO), store=tmp_path) as client:
+        first = await client.post("/v1/responses", {"input": "hi"})
+    steps, model = Steps(), ReplyModel(lambda prompt: HELLO)
+    async with serving_model(model, store=tmp_path, limits=steps.limits) as client:
+        model.before_step = steps
+        on = {"input": "more", "previous_response_id": first["id"]}
+        second = client.start("POST", "/v1/responses", on)
+        await steps.waits()
+        assert (await client.call("DELETE", f"/v1/responses/{first['id']}")).status == 200
+        steps.free()
+        await second.ended.wait()
+        assert second.status in (200, 404), second.json()
+        await gone(client, first["id"])
+        await client.service.tidy()
+        left = [one for one in client.service.runtime.status().sessions if one.doing]
+        assert left == []
+
+
+async def test_a_response_goes_on_from_an_unstored_one_that_is_forgotten_meanwhile(tmp_path: Path) -> None:
+    """Reading a long prompt may take longer than an unstored response is kept."""
+    steps, model = Steps(), ReplyModel(lambda prompt: HELLO)
+    async with serving_model(model, store=tmp_path, limits=steps.limits) as client:
+        first = await client.post("/v1/responses", {"input": "hi", "store": False})
+        model.before_step = steps
+        on = {"input": "more", "previous_response_id": first["id"]}
+        second = client.start("POST", "/v1/responses", on)
+        await steps.waits()
+        await client.service.tidy(now_s=anyio.current_time() + 10_000)
+        steps.free()
+        answer = await second.body()
+        assert second.status == 200, answer
+        assert (await client.call("POST", "/v1/responses", on)).status == 404
+        await client.service.tidy()
+        assert (await client.call("GET", f"/v1/responses/{answer['id']}")).status == 200
+    async with serving_model(ReplyModel(lambda prompt: HELLO), store=tmp_path) as client:
+        again = await client.post("/v1/responses", {"input": "x", "previous_response_id": answer["id"]})
+        assert again["status"] == "completed"
+
+
+async def test_a_session_that_was_ended_meanwhile_is_a_conflict_and_no_fault_of_the_servers(tmp_path: Path) -> None:
+    """A monitor paused the session that a reply is being written by."""
+    steps, model = Steps(), ReplyModel(lambda prompt: HELLO)
+    async with serving_model(model, store=tmp_path, limits=steps.limits) as client:
+        model.before_step = steps
+        asking = client.start("POST", "/v1/responses", {"input": "hi"})
+        await steps.waits()
+        (one,) = client.service.runtime.status().sessions
+        session = client.service.runtime.find(one.id)
+        assert session is not None
+        session.abandon()
+        steps.free()
+        await asking.ended.wait()
+        assert asking.status == 409, asking.json()
