@@ -88,6 +88,20 @@ def test_people_get_the_text_alone_on_stdout_and_the_way_back_on_stderr(nano: Pa
     assert (found[1], found[3]) == (str(nano), str(tmp_path / "b"))
 
 
+def test_the_way_back_names_the_latents_that_were_asked_for(nano: Path, tmp_path: Path) -> None:
+    arguments = ["--store", str(tmp_path), "--max-tokens", "3", "--ignore-eos"]
+    result = runner.invoke(app, ["run", str(nano), PROMPT, *arguments, "--latents", "q8"])
+    assert result.exit_code == 0, result.stderr
+    found = re.search(r"go on with: serai run \S+ --resume (\S+) .*--latents q8\n", result.stderr)
+    assert found is not None
+    refused = runner.invoke(app, ["run", str(nano), "--resume", found[1], *arguments, "--json"])
+    error = json.loads(refused.stdout)["error"]
+    assert error["kind"] == "ModelMismatch"
+    assert "latents" in error["message"]
+    again = run_json(nano, tmp_path, "--resume", found[1], "--max-tokens", "3", "--ignore-eos", "--latents", "q8")
+    assert len(again["tokens"]) == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind"),
     [
