@@ -93,12 +93,15 @@ def test_broken_transfers_go_on_where_they_stopped(tmp_path: Path, endpoint: str
                 with pytest.raises(PlaceFailed, match="the line broke"):
                     push(here, place, node.id)
         assert push(here, place, node.id).parts == 0
-        for before in range(objects - 1):
-            place.left = before
+        place.left = 0
+        with pytest.raises(PlaceFailed, match="the line broke"):
+            pull(there, place, node.id)
+        for _ in range(4):
+            place.left = 3 + 1  # the point, the node and the manifest, and one part that has not come yet
             with pytest.raises(PlaceFailed, match="the line broke"):
                 pull(there, place, node.id)
             assert there.sessions() == []
-        place.left = objects
+        place.left = 3 + 1
         pull(there, place, node.id)
         assert same_bits(there.load(node.id), state)
         assert fsck(there).orphans == ()
