@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import anyio
 import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
@@ -85,12 +86,19 @@ async def list_sessions(service: Service, request: Request) -> Response:
 
 
 async def fork(service: Service, request: Request) -> Response:
-    """Responses that say the same as this one and go on with random numbers of their own. Copies no state."""
+    """Responses that say the same as this one and go on with random numbers of their own: as many as were asked for, or
+    none. Copies no state."""
     place = await service.sessions.place(place_of(request.path_params["id"]), namespace_of(request))
     count = await read_body(service, request, lambda body: Fields(body).integer("count", 1, MAX_FORKS) or 1)
-    forks = []
-    for ordinal in range(1, count + 1):
-        forks.append(await _fork(service, place, ordinal))
+    forks: list[Place] = []
+    try:
+        for ordinal in range(1, count + 1):
+            forks.append(await _fork(service, place, ordinal))
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            for one in forks:
+                await service.sessions.forget(one.id)
+        raise
     return JSONResponse({"object": "list", "data": [{"id": PREFIX + one.id, "object": "response"} for one in forks]})
 
 
@@ -98,8 +106,10 @@ async def _fork(service: Service, place: Place, ordinal: int) -> Place:
     sessions = service.sessions
     stands_at, _ = await sessions.go_on(place)
     ordinal += len(sessions.catalogue.children(place.id))
-    child = await sessions.branch(stands_at, ordinal)
-    await sessions.end(stands_at)
+    try:
+        child = await sessions.branch(stands_at, ordinal)
+    finally:
+        await sessions.end(stands_at)
     place_id = new_id()
     document = None if place.document is None else {**place.document, "id": PREFIX + place_id}
     copy = replace(place, id=place_id, previous=place.id, document=document)

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
+from serai.runtime.memory.accounts import Quota
 from serai.runtime.services import Policy
 from tests.runtime.server.client import Client, serving_model
 from tests.runtime.server.replies import ANY, ReplyModel
@@ -242,6 +243,25 @@ async def test_forks_and_tags_are_extensions(tmp_path: Path) -> None:
         assert tags == [{"object": "serai:tag", "tag": "start", "response": first["id"]}]
         assert (await client.call("DELETE", "/v1/serai:tags/start")).status == 200
         assert (await client.call("GET", "/v1/serai:sessions")).json()["data"]
+
+
+@pytest.mark.parametrize("may", [1, 2])
+async def test_forks_that_are_refused_leave_nothing(tmp_path: Path, may: int) -> None:
+    """A fork takes two sessions of the quota while it is made. One that was refused once kept the first for ever."""
+    async with serving_model(ReplyModel(lambda prompt: SAYS), store=tmp_path / "s") as client:
+        first = await client.post("/v1/responses", {"input": "hi"})
+        runtime = client.service.runtime
+        await client.service.tidy()
+        busy = await runtime.session()
+        runtime.set_quota("", Quota(sessions=may))
+        at = f"/v1/responses/{first['id']}/serai:fork"
+        refused = await client.call("POST", at, {"count": 3})
+        assert refused.status == 429
+        assert runtime._services.pool.accounts.of("").sessions == 1, "only the one that is at work"
+        assert (await client.call("GET", f"/v1/responses/{first['id']}")).json()["next_response_ids"] == []
+        await busy.close()
+        runtime.set_quota("", None)
+        assert len((await client.post(at, {"count": 3}))["data"]) == 3
 
 
 async def test_what_is_not_to_be_stored_is_not_saved_in_the_background_either(
