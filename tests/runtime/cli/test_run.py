@@ -119,6 +119,17 @@ def test_what_cannot_be_run_is_one_sentence(arguments: tuple[str, ...], kind: st
     assert result.stderr.startswith("serai: ")
 
 
+def test_an_unknown_session_is_never_begun_anew(nano: Path, tmp_path: Path) -> None:
+    """B45: an exit code that scripts see, and a store with nothing in it."""
+    for name in ("nope", "a" * 26):
+        result = runner.invoke(app, ["run", str(nano), "x", "--resume", name, "--store", str(tmp_path), "--json"])
+        assert result.exit_code == 1
+        assert json.loads(result.stdout)["error"]["kind"] == "SessionGone"
+        listed = runner.invoke(app, ["sessions", "ls", "--store", str(tmp_path), "--json"])
+        assert json.loads(listed.stdout)["sessions"] == []
+        assert not any(file.is_file() for file in (tmp_path / "nodes").iterdir())
+
+
 def test_ctrl_c_pauses_and_the_printed_id_goes_on_with_the_same_tokens(nano: Path, tmp_path: Path) -> None:
     greedy = ("--temperature", "0", "--ignore-eos")
     store = tmp_path / "a"

@@ -197,6 +197,7 @@ async def test_background_work_outlives_its_client_and_can_be_followed_later() -
 
 
 async def test_a_cancelled_response_is_a_place_like_any_other(tmp_path: Path) -> None:
+    """B84: and what it counts is what is gone on from."""
     steps = Steps()
     model = ReplyModel(lambda prompt: SAYS, before_step=steps)
     async with serving_model(model, store=tmp_path / "s", limits=steps.limits) as client:
@@ -208,6 +209,8 @@ async def test_a_cancelled_response_is_a_place_like_any_other(tmp_path: Path) ->
         assert client.service.active == 0
         more = await client.post("/v1/responses", {"input": "go on", "previous_response_id": id_})
         assert more["status"] == "completed"
+        assert cancelled["usage"]["output_tokens"] > 0
+        assert more["usage"]["input_tokens_details"]["cached_tokens"] == cancelled["usage"]["total_tokens"]
         assert model.prompts[-1].count("<|end_of_msg|>") == 4, "the message that was cut is closed"
 
 

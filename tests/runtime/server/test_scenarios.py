@@ -1,16 +1,20 @@
 """Scenarios from the field over HTTP: ids that name nothing, ids that can't, and what a restart costs."""
 
 import errno
+import gc
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from serai.checkpoints.store import Store
 from serai.runtime.services import Policy
-from tests.runtime.server.client import Client, serving_model, user
+from tests.runtime.server.client import OPTIONS, Client, serving_model, user
 from tests.runtime.server.replies import ReplyModel
+from tests.runtime.server.steps import Steps
 
 pytestmark = pytest.mark.anyio
 
@@ -132,6 +136,25 @@ async def test_a_limit_is_a_small_number(limit: str) -> None:
         made = await client.post("/v1/responses", {"input": "hi"})
         exchange = await client.call("GET", f"/v1/responses/{made['id']}/input_items?limit={limit}")
         assert (exchange.status, exchange.json()["error"]["param"]) == (400, "limit")
+
+
+async def test_shutting_down_waits_for_background_work(tmp_path: Path) -> None:
+    """B102: nobody holds on to it, and it is whole in the store when the server has ended."""
+    steps, options = Steps(), replace(OPTIONS, shutdown_s=30.0)
+    model = ReplyModel(lambda prompt: HELLO, before_step=steps)
+    async with serving_model(model, options, store=tmp_path, limits=steps.limits) as client:
+        made = await client.post("/v1/responses", {"input": "hi", "background": True})
+        await steps.waits()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client.service.close)
+            gc.collect()
+            with anyio.move_on_after(0.05):
+                await client.service.wait_idle()
+            assert client.service.active == 1
+            assert (await client.call("POST", "/v1/responses", {"input": "x"})).status == 503
+            steps.free()
+    async with serving_model(ReplyModel(lambda prompt: HELLO), store=tmp_path) as client:
+        assert (await client.call("GET", f"/v1/responses/{made['id']}")).json()["status"] == "completed"
 
 
 async def test_a_state_that_could_not_be_stored_is_seen_in_the_metrics(
