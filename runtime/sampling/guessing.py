@@ -86,12 +86,14 @@ class Guesser:
         """
         ids = self._ids[max(self._start, self._length - CHECKED_WITHIN) : self._length]
         ends = np.arange(max(len(ids) - CHECKED, LEAST_PATTERN + 1), len(ids))
-        places = np.arange(LEAST_PATTERN, len(ids))
-        alike = places < ends[:, None]
-        for back in range(1, LEAST_PATTERN + 1):
-            alike &= ids[places - back] == ids[ends - back][:, None]
-        which, number = np.nonzero(alike)  # each pair of an end and a place before it that have a pattern in common
-        place = places[number]
+        # Each pair of an end and a place before it that have a pattern in common: those with a last token in common are
+        # few already, and all of this is done while the event loop waits.
+        which, place = np.nonzero(ids[LEAST_PATTERN - 1 : -1] == ids[ends - 1][:, None])
+        place += LEAST_PATTERN
+        alike = place < ends[which]
+        for back in range(2, LEAST_PATTERN + 1):
+            alike &= ids[place - back] == ids[ends[which] - back]
+        which, place = which[alike], place[alike]
         pattern = LEAST_PATTERN
         while pattern < LONGEST_PATTERN:
             latest = np.zeros(len(ends), np.intp)

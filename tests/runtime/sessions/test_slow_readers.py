@@ -1,5 +1,6 @@
 """Who reads tokens slowly pauses their own session: not the step, and nobody else; and nothing piles up for them."""
 
+import random
 from pathlib import Path
 
 import anyio
@@ -143,6 +144,34 @@ async def test_a_reader_that_rests_within_guessed_tokens_keeps_no_memory_from_ot
         await reading.aclose()
         assert slow.tokens().tolist() == COUNTS + taken
         rt.check()
+
+
+async def test_whenever_a_reader_is_moved_out_its_tokens_are_the_same(tmp_path: Path) -> None:
+    """Between two tokens, within guessed ones, twice at one place, and with a fork that goes on from there."""
+    chance = random.Random(1)
+    within = 0
+    async with fake_runtime(ScriptedModel(counting=True), store=tmp_path, policy=Policy(reuse=False)) as rt:
+        for _ in range(8):
+            session = await rt.session()
+            await session.append(COUNTS[: chance.randint(17, len(COUNTS))])
+            first = session.tokens().tolist()[-1]
+            expected = [3 + (first - 2 + index) % 13 for index in range(60)]
+            reading = session.generate(SamplingParams(temperature=0, max_tokens=40))
+            taken: list[int] = []
+            while len(taken) < 40:
+                taken += await take(reading, min(chance.randint(1, 9), 40 - len(taken)))
+                if reading.finish_reason is None:
+                    within += reading.ahead is not None
+                    assert await session.demote()
+                    assert not await session.demote()
+            assert taken == expected[:40]
+            fork = await session.fork()
+            more = (await fork.generate(SamplingParams(temperature=0, max_tokens=20)).collect()).tokens
+            assert [*taken, *more] == expected
+            await session.close()
+            await fork.close()
+        rt.check()
+    assert within > 5
 
 
 async def test_a_session_that_was_left_within_guessed_tokens_can_be_moved_out(tmp_path: Path) -> None:
