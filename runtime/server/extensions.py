@@ -27,7 +27,7 @@ MAX_FORKS = 64
 
 async def pause_engine(service: Service, request: Request) -> Response:
     """Stop at the next token border. `mode=keep` holds the replies under way, `wait` lets them end first, `abort` ends
-    them now. The names are vLLM's, so that training loops written for it work."""
+    them now; those that come meanwhile are held. The names are vLLM's, so that training loops written for it work."""
     _check_may_pause(service, request)
     mode = request.query_params.get("mode", "abort")
     if mode not in ("abort", "wait", "keep"):
@@ -37,7 +37,7 @@ async def pause_engine(service: Service, request: Request) -> Response:
         if mode == "abort":
             service.fail_all(ApiError(503, "the engine was paused and its replies ended", "paused"))
         if mode in ("abort", "wait"):
-            await service.wait_idle()
+            await service.wait_for_present()
         service.engine_gate.close()
         return {"status": "paused", "is_paused": True}
 

@@ -132,6 +132,13 @@ class Service:
         while self._work:
             await self._left.wait()
 
+    async def wait_for_present(self) -> None:
+        """Until whatever is at work now has ended; what comes meanwhile, on a busy server without a gap, isn't waited
+        for."""
+        present = set(self._work)
+        while present & self._work:
+            await self._left.wait()
+
     async def watch(self) -> None:
         """Upkeep, and an eye on the engine; ends with the server."""
         while True:

@@ -344,6 +344,32 @@ async def test_the_engine_can_be_paused(mode: str) -> None:
             assert (await exchange.body())["choices"][0]["message"]["content"] == "ok"
 
 
+@pytest.mark.parametrize("mode", ["wait", "abort"])
+async def test_the_engine_can_be_paused_however_busy_the_server_is(mode: str) -> None:
+    """It once waited for a moment without a request, which may never come: here another has come before the first has
+    ended."""
+    steps = Steps()
+    model = ReplyModel(lambda prompt: LONG if ">two<" in prompt else SHORT, before_step=steps)
+    async with serving_model(model, limits=steps.limits) as client:
+        first = client.start("POST", "/v1/chat/completions", asks("one"))
+        await steps.waits()
+        pausing = client.start("POST", f"/pause?mode={mode}")
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        second = client.start("POST", "/v1/chat/completions", asks("two", max_tokens=300))
+        with anyio.fail_after(20):
+            while not first.ended.is_set():
+                with anyio.move_on_after(0.1):  # once it is paused no step comes
+                    await steps.let(1)
+            await pausing.ended.wait()
+            assert not second.ended.is_set()
+            assert (await client.call("GET", "/is_paused")).json() == {"is_paused": True}
+            assert (await client.call("POST", "/resume")).status == 200
+            steps.free()
+            assert (await second.body())["usage"]["completion_tokens"] == 300
+        assert (first.status, mode) in ((200, "wait"), (503, "abort"))
+
+
 async def test_shutting_down_ends_replies_in_order_and_keeps_what_was_said(tmp_path: Path) -> None:
     options = ServerOptions(early_headers_s=30.0, shutdown_s=0.05)
     async with serving_model(ReplyModel(lambda prompt: LONG), options, store=tmp_path / "s") as client:
