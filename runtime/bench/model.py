@@ -3,7 +3,8 @@
 Steps are taken by hand (`stepping.Stepper`), `fast` precision. A context is the state of a short prompt with random
 latents up to there: what a step costs depends on how many latents there are, not on what they say. Sessions that read
 share the rows of a step evenly. A cell takes its median over as many steps as fit a few seconds, one at least;
-`--context` measures some columns of the grid alone, so that it can be had in pieces.
+`--context` and `--sessions` measure some columns and lines of the grid alone, so that it can be had in pieces, and each
+cell is told as soon as it is known.
 """
 
 import os
@@ -60,14 +61,20 @@ class Cell:
     needed_bytes: int
     room_bytes: int
 
+    @property
+    def told(self) -> str:
+        """The speed, or why there is none."""
+        if self.tokens_per_s is None:
+            return f"does not fit: {self.needed_bytes / 1e9:.1f} GB of states, {self.room_bytes / 1e9:.1f} free"
+        return f"{self.tokens_per_s:.3g} tok/s"
+
     def row(self) -> dict[str, object]:
-        why = f"does not fit: {self.needed_bytes / 1e9:.1f} GB of states, {self.room_bytes / 1e9:.1f} free"
         return {
             "phase": self.kind,
             "sessions": self.sessions,
             "tokens a call": self.rows,
             "context": self.context,
-            "tok/s": why if self.tokens_per_s is None else self.tokens_per_s,
+            "tok/s": self.told if self.tokens_per_s is None else self.tokens_per_s,
         }
 
 
@@ -77,16 +84,19 @@ def bench_model(
     quick: bool,
     tell: Callable[[str], None],
     only_contexts: Sequence[int] = (),
+    only_sessions: Sequence[int] = (),
     latents: str | None = None,
 ) -> Report:
-    """Measure; `folder` keeps the model. `tell` is called with what is being done.
+    """Measure; `folder` keeps the model. `tell` is called with what is being done, and with what came of it.
 
-    `only_contexts` replaces the contexts of the grid; `latents` are those that sessions keep. Raises `BadParameter` for
-    a negative context and for latents there are not.
+    `only_contexts` and `only_sessions` replace those of the grid; `latents` are those that sessions keep. Raises
+    `BadParameter` for a negative context, for more sessions than a step has rows, and for latents there are not.
     """
     kept = latent_type(latents, fast=True)
     if any(context < 0 for context in only_contexts):
         raise BadParameter(f"--context counts tokens: 0 or more, not {min(only_contexts)}")
+    if any(not 1 <= count <= LONG_PREFILL_TOKENS for count in only_sessions):
+        raise BadParameter(f"--sessions is from 1 to {LONG_PREFILL_TOKENS}, so that each has a row of every step")
     room = default_budget().budget_bytes
     # The weights once, and as much again for states and for the packing of what has been read.
     shape = with_layers(largest_that_fits(room // 2), 4, 32_768) if quick else largest_that_fits(room // 2)
@@ -96,7 +106,7 @@ def bench_model(
     warm()
     loaded = load_model(find_model(made.folder), Precision.FAST, max_rows=PREFILL_TOKENS, latents=kept)
     limit = room - loaded.model.weights.bytes - loaded.model.scratch.bytes
-    sessions = QUICK_SESSIONS if quick else SESSIONS
+    sessions = only_sessions or (QUICK_SESSIONS if quick else SESSIONS)
     contexts = only_contexts or (QUICK_CONTEXTS if quick else CONTEXTS)
     cells = measure(loaded, limit, sessions, contexts, QUICK_STEPS if quick else STEPS, tell)
     return Report("model", tuple(_claims(cells, made, kept)), tuple(cell.row() for cell in cells))
@@ -109,16 +119,17 @@ def bench_against(
     quick: bool,
     tell: Callable[[str], None],
     only_contexts: Sequence[int] = (),
+    only_sessions: Sequence[int] = (),
     latents: str | None = None,
 ) -> Report:
     """The same model in serai and in `peer`, which can only be "llama"; `folder` keeps the model in both forms.
 
-    Raises `BadParameter` for another peer, and for contexts or latents: there is one of each. Where llama.cpp isn't
-    installed the claims say so and are not measured.
+    Raises `BadParameter` for another peer, and for what only the grid takes. Where llama.cpp isn't installed the claims
+    say so and are not measured.
     """
     if peer != "llama":
         raise BadParameter(f"--against is 'llama', not {peer!r}")
-    for name, given in (("context", only_contexts), ("latents", latents)):
+    for name, given in (("context", only_contexts), ("sessions", only_sessions), ("latents", latents)):
         if given:
             raise BadParameter(
                 f"--{name} is for the grid, and --against has its own prompts and bfloat16; give one of the two"
@@ -157,6 +168,7 @@ def measure(
                 needed = count * (after + fixed)
                 speed = _speed(loaded, count, context, tokens, steps) if needed <= limit_bytes else None
                 cells.append(Cell(kind, count, context, speed, tokens, needed, limit_bytes))
+                tell(f"  {cells[-1].told}")
     return cells
 
 

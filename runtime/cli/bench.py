@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
@@ -163,6 +163,10 @@ def model(
         list[int] | None,
         typer.Option(metavar="N", help="A context to measure; repeat for several. \\[default: 0, 4096, 32768, 131072]"),
     ] = None,
+    sessions: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", help="Sessions at once; repeat for several. \\[default: 1, 4, 8 and 16]"),
+    ] = None,
     latents: Latents = None,
     quick: Quick = False,
     folder: Folder = None,
@@ -173,12 +177,12 @@ def model(
         from serai.runtime.bench.model import bench_against, bench_model
 
         where = bench_folder(folder, os.environ)
-        only = context or ()
+        only: dict[str, Any] = {"only_contexts": context or (), "only_sessions": sessions or (), "latents": latents}
         if against is None:
-            made = bench_model(where, quick=quick, tell=out.note, only_contexts=only, latents=latents)
+            made = bench_model(where, quick=quick, tell=out.note, **only)
             _show(out, made, *_grids(made))
         else:
-            _show(out, bench_against(where, against, quick=quick, tell=out.note, only_contexts=only, latents=latents))
+            _show(out, bench_against(where, against, quick=quick, tell=out.note, **only))
 
 
 @app.command()

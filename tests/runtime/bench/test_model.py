@@ -83,7 +83,9 @@ def test_a_synthetic_context_can_be_decoded_from(tmp_path: Path, latents: Latent
 
 def test_cells_that_do_not_fit_say_so(loaded: LoadedModel) -> None:
     limit = 2 * session_bytes(loaded.layout, 2000)
-    cells = model.measure(loaded, limit, (1, 9), (0,), 2, lambda _: None)
+    told: list[str] = []
+    cells = model.measure(loaded, limit, (1, 9), (0,), 2, told.append)
+    assert told[1::2] == [f"  {cell.told}" for cell in cells]
     assert [(cell.kind, cell.sessions, cell.rows) for cell in cells] == [
         *(("prefill", 1, model.PREFILL_TOKENS), ("prefill", 9, model.PREFILL_TOKENS // 9)),
         *(("decode", 1, 1), ("decode", 9, 1)),
@@ -91,7 +93,7 @@ def test_cells_that_do_not_fit_say_so(loaded: LoadedModel) -> None:
     assert [cell.tokens_per_s is None for cell in cells] == [False, True, False, True]
     assert all(cell.tokens_per_s is None or cell.tokens_per_s > 0 for cell in cells)
     large = replace(cells[1], needed_bytes=17_350_000_000, room_bytes=12_900_000_000)
-    assert large.row()["tok/s"] == "does not fit: 17.4 GB of states, 12.9 free"
+    assert large.row()["tok/s"] == large.told == "does not fit: 17.4 GB of states, 12.9 free"
 
 
 def test_a_cell_stops_after_a_few_seconds(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +119,12 @@ def test_a_cell_stops_after_a_few_seconds(loaded: LoadedModel, monkeypatch: pyte
 def test_a_context_is_no_negative_number(tmp_path: Path) -> None:
     with pytest.raises(BadParameter, match="0 or more, not -3"):
         model.bench_model(tmp_path, quick=True, tell=lambda _: None, only_contexts=[5, -3])
+
+
+@pytest.mark.parametrize("count", [0, 65])
+def test_each_session_has_a_row_of_every_step(count: int, tmp_path: Path) -> None:
+    with pytest.raises(BadParameter, match="--sessions is from 1 to 64"):
+        model.bench_model(tmp_path, quick=True, tell=lambda _: None, only_sessions=[1, count])
 
 
 def test_the_claims_are_named_and_none_is_made_of_a_peer_that_was_not_run(

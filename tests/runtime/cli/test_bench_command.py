@@ -43,10 +43,10 @@ def test_people_get_the_grid_of_a_model_with_what_does_not_fit(monkeypatch: pyte
         return Report("model", (), tuple(cell.row() for cell in cells))
 
     monkeypatch.setattr(model, "bench_model", measured)
-    arguments = ["--context", "0", "--latents", "q8", "--dir", str(tmp_path)]
+    arguments = ["--context", "0", "--sessions", "1", "--sessions", "8", "--latents", "q8", "--dir", str(tmp_path)]
     result = runner.invoke(app, ["bench", "model", *arguments], env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.stderr
-    assert (asked["only_contexts"], asked["latents"]) == ([0], "q8")
+    assert (asked["only_contexts"], asked["only_sessions"], asked["latents"]) == ([0], [1, 8], "q8")
     lines = [line.split() for line in result.stdout.splitlines()]
     assert ["1", "12.3"] in lines
     assert "does not fit: 3.0 GB of states, 1.0 free" in result.stdout
