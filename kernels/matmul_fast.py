@@ -13,7 +13,7 @@ from serai.kernels.fast import FAST_ROWS, FAST_STATE_BYTES, packed_row, packed_r
 from serai.kernels.matmul import check_columns
 from serai.kernels.matrix import Format, Matrix
 from serai.kernels.memory import addr, f32_at
-from serai.kernels.quantize import Quantized
+from serai.kernels.quantize import Quantized, check_room, quantize_into
 from serai.kernels.threads import parallel_for
 
 
@@ -114,7 +114,10 @@ def _product(
     parallel_for(tasks, spread, body, (w, outputs, groups, chunk, x, y))
 
 
-_SIGNATURE = "void(i8[:, :, ::1], f32[:, ::1], i32[:, :, ::1], u8[::1], u8[::1], i64, f32[:, ::1], Tuple((i64, b1)))"
+_SIGNATURE = (
+    "void(f32[:, ::1], i64, i8[:, :, ::1], f32[:, ::1], i32[:, :, ::1], u8[::1], u8[::1], i64, f32[:, ::1], "
+    "Tuple((i64, b1)))"
+)
 _Codes = NDArray[np.int8]
 _Floats = NDArray[np.float32]
 _Starts = NDArray[np.int32]
@@ -124,33 +127,65 @@ _At = tuple[int, bool]
 
 @kernel(_SIGNATURE, before=threads.start)
 def _fast_mxfp4(
-    codes: _Codes, x_scales: _Floats, starts: _Starts, data: _Bytes, scales: _Bytes, outputs: int, out: _Floats, at: _At
+    x: _Floats,
+    x_col: int,
+    codes: _Codes,
+    x_scales: _Floats,
+    starts: _Starts,
+    data: _Bytes,
+    scales: _Bytes,
+    outputs: int,
+    out: _Floats,
+    at: _At,
 ) -> None:
+    if x_col >= 0:
+        quantize_into(x, x_col, codes, x_scales, starts)
     w = (addr(data, 0), addr(scales, 0))
     _product(_mxfp4_task, mxfp4.BLOCK_BYTES, codes, x_scales, addr(starts, 0), w, outputs, out, at)
 
 
 @kernel(_SIGNATURE, before=threads.start)
 def _fast_q8(
-    codes: _Codes, x_scales: _Floats, starts: _Starts, data: _Bytes, scales: _Bytes, outputs: int, out: _Floats, at: _At
+    x: _Floats,
+    x_col: int,
+    codes: _Codes,
+    x_scales: _Floats,
+    starts: _Starts,
+    data: _Bytes,
+    scales: _Bytes,
+    outputs: int,
+    out: _Floats,
+    at: _At,
 ) -> None:
+    if x_col >= 0:
+        quantize_into(x, x_col, codes, x_scales, starts)
     w = (addr(data, 0), addr(scales, 0))
     second = addr(starts, x_scales.size)
     _product(_q8_task, q8.BLOCK_BYTES, codes, x_scales, second, w, outputs, out, at)
 
 
-def matmul_fast(x: Quantized, w: Matrix, out: NDArray[np.float32], out_col: int, add: bool = False) -> None:
+_NONE: _Floats = np.empty((0, 0), np.float32)
+
+
+def matmul_fast(
+    x: Quantized, w: Matrix, out: NDArray[np.float32], out_col: int, add: bool = False, *, rows: _Floats | None = None
+) -> None:
     """``out[:, out_col + n] (+)= sum_k x[:, k] * w[n, k]`` with quantised activations and MXFP4 or Q8 weights.
 
-    ``out`` is float32 ``[R, Wo]``, C-contiguous. Raises ValueError for another weight format or when the columns do
-    not fit, TypeError for another dtype or layout.
+    ``out`` is float32 ``[R, Wo]``, C-contiguous. With ``rows`` (float32 ``[R, at least K]``) their first K columns are
+    quantised into ``x`` before: one call where there would be two. Raises ValueError for another weight format or when
+    the columns do not fit, TypeError for another dtype or layout.
     """
     if x.columns != w.cols:
         raise ValueError(f"activations of {x.columns} columns do not fit weights of {w.cols}.")
     check_columns("out", out, x.rows, out_col, out_col, w.rows)
+    source, column = _NONE, -1
+    if rows is not None:
+        check_room(rows, 0, x)
+        source, column = rows, 0
     if w.format is Format.Q8:
-        _fast_q8(x.codes, x.scales, x.starts, w.data, w.scales, w.rows, out, (out_col, add))
+        _fast_q8(source, column, x.codes, x.scales, x.starts, w.data, w.scales, w.rows, out, (out_col, add))
     elif w.format is Format.MXFP4:
-        _fast_mxfp4(x.codes, x.scales, x.starts, w.data, w.scales, w.rows, out, (out_col, add))
+        _fast_mxfp4(source, column, x.codes, x.scales, x.starts, w.data, w.scales, w.rows, out, (out_col, add))
     else:
         raise ValueError(f"8-bit activations meet MXFP4 and Q8 weights only, not {w.format.value}.")

@@ -20,7 +20,7 @@ from serai.kernels.matrix import Format
 from serai.kernels.memory import addr, f32_at, f32_at_n, scalar_f32_at, scalar_i32_at, store_at, store_at_n
 from serai.kernels.moe_exact import EXACT_EXPERTS
 from serai.kernels.moe_fast import experts_fast
-from serai.kernels.quantize import Quantized, quantize_rows
+from serai.kernels.quantize import Quantized, check_room
 from serai.kernels.route import group, route
 from serai.kernels.simd import fma, splat_f32
 from serai.kernels.threads import parallel_for
@@ -84,8 +84,8 @@ def experts(
             raise ValueError("8-bit activations need scratch: quantised=(rows of latent, pairs of inner).")
         inputs = _room(quantised[0], rows, layout.latent, "rows")
         mids = _room(quantised[1], places, layout.inner, "pairs")
-        quantize_rows(x, x_col, inputs)
-        experts_fast(visit, where, inputs.arrays, betas(activation), mids.arrays, y)
+        check_room(x, x_col, inputs)
+        experts_fast(visit, where, x, x_col, inputs.arrays, betas(activation), mids.arrays, y)
         return
     if len(mid) < places or mid.shape[1] != layout.inner:
         raise ValueError(f"mid has shape {list(mid.shape)}, not {[places, layout.inner]}.")

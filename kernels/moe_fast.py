@@ -15,7 +15,7 @@ from serai.kernels.matmul_fast import mxfp4_row, mxfp4_rows
 from serai.kernels.matrix import GROUP
 from serai.kernels.memory import addr, f32_at, scalar_i32_at
 from serai.kernels.mxfp4 import BLOCK_BYTES, SCALE_BYTES
-from serai.kernels.quantize import quantize_block
+from serai.kernels.quantize import quantize_block, quantize_into
 from serai.kernels.threads import parallel_for
 from serai.kernels.visits import cut, list_rows, range_of, record_of
 
@@ -101,19 +101,26 @@ def _outer_task(task: int, call: Any, offsets: Any, dims: Any, part: Any, mid: A
 
 @kernel(
     "void(Tuple((i64[::1], i32[::1], i32[::1], i64)), Tuple((UniTuple(i64, 7), UniTuple(i64, 2))), "
-    "Tuple((i8[:, :, ::1], f32[:, ::1], i32[:, :, ::1])), UniTuple(f32, 2), "
+    "f32[:, ::1], i64, Tuple((i8[:, :, ::1], f32[:, ::1], i32[:, :, ::1])), UniTuple(f32, 2), "
     "Tuple((i8[:, :, ::1], f32[:, ::1], i32[:, :, ::1])), f32[:, ::1])",
     before=threads.start,
 )
 def experts_fast(
     visit: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], int],
     layout: tuple[tuple[int, ...], tuple[int, int]],
+    rows: NDArray[np.float32],
+    column: int,
     x: tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int32]],
     betas: tuple[float, float],
     mid: tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int32]],
     y: NDArray[np.float32],
 ) -> None:
-    """``visit = (addresses, start, pairs, k)``, ``layout = (offsets, (latent, inner))``; x and mid quantised rows."""
+    """``visit = (addresses, start, pairs, k)``, ``layout = (offsets, (latent, inner))``.
+
+    ``x`` and ``mid`` are room for quantised rows: of the latents of ``rows``, from ``column`` on, and of the inner
+    activations.
+    """
+    quantize_into(rows, column, x[0], x[1], x[2])
     addresses, start, pairs, k = visit
     offsets, (latent, inner) = layout
     visited = addresses.size

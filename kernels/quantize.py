@@ -116,6 +116,16 @@ def _quantize_tile(task: int, x: int, x_pitch: int, groups: int, rows: int, out:
             quantize_block(f32_at(at), f32_at(at + 64), out, g * rows + r)
 
 
+@inline
+def quantize_into(x: Any, x_col: int, codes: Any, scales: Any, starts: Any) -> None:
+    """:func:`quantize_rows` inside a kernel that goes on with the arrays of a `Quantized`."""
+    groups, rows = scales.shape
+    out = (addr(codes, 0), addr(scales, 0), addr(starts, 0), addr(starts, groups * rows))
+    args = (addr(x, x_col), 4 * x.shape[1], groups, rows, out)
+    tasks = ((rows + _TILE_ROWS - 1) // _TILE_ROWS) * ((groups + _TILE_GROUPS - 1) // _TILE_GROUPS)
+    parallel_for(tasks, rows * groups > _WORTH_SPREADING, _quantize_tile, args)
+
+
 @kernel("void(f32[:, ::1], i64, i8[:, :, ::1], f32[:, ::1], i32[:, :, ::1])", before=threads.start)
 def _quantize(
     x: NDArray[np.float32],
@@ -124,16 +134,17 @@ def _quantize(
     scales: NDArray[np.float32],
     starts: NDArray[np.int32],
 ) -> None:
-    groups, rows = scales.shape
-    out = (addr(codes, 0), addr(scales, 0), addr(starts, 0), addr(starts, groups * rows))
-    args = (addr(x, x_col), 4 * x.shape[1], groups, rows, out)
-    tasks = ((rows + _TILE_ROWS - 1) // _TILE_ROWS) * ((groups + _TILE_GROUPS - 1) // _TILE_GROUPS)
-    parallel_for(tasks, rows * groups > _WORTH_SPREADING, _quantize_tile, args)
+    quantize_into(x, x_col, codes, scales, starts)
+
+
+def check_room(x: NDArray[np.float32], x_col: int, out: Quantized) -> None:
+    """Raise ValueError unless ``x[:, x_col : x_col + K]`` is there and ``out`` has its R rows of K columns."""
+    rows, columns = out.rows, out.columns
+    if x.shape[0] != rows or x_col < 0 or x_col + columns > x.shape[1]:
+        raise ValueError(f"cannot quantise columns {x_col}..{x_col + columns} of {list(x.shape)} into {rows} rows.")
 
 
 def quantize_rows(x: NDArray[np.float32], x_col: int, out: Quantized) -> None:
     """Quantise ``x[:, x_col : x_col + K]`` (float32 ``[R, W]``) into ``out``, which has R rows of K columns."""
-    rows, columns = out.rows, out.columns
-    if x.shape[0] != rows or x_col < 0 or x_col + columns > x.shape[1]:
-        raise ValueError(f"cannot quantise columns {x_col}..{x_col + columns} of {list(x.shape)} into {rows} rows.")
+    check_room(x, x_col, out)
     _quantize(x, x_col, out.codes, out.scales, out.starts)

@@ -18,7 +18,7 @@ from serai.kernels.mla import attend
 from serai.kernels.moe import activate, combine, experts, group, route
 from serai.kernels.norms import add as add_rows
 from serai.kernels.norms import rms_norm, sigmoid_gate
-from serai.kernels.quantize import quantize_rows
+from serai.kernels.quantize import Quantized
 from serai.runtime.errors import SeraiError
 from serai.runtime.experts.access import Experts, Visit, Wait, pairs_of
 from serai.runtime.models.batch import Batch
@@ -71,13 +71,12 @@ def product(
 
     `x` is `[rows, columns]`. In `fast`, quantised matrices meet 8-bit activations; all others meet float32 ones.
     """
-    activations = None
+    activations: Quantized | None = None
     for matrix, start in matrices:
         if context.fast and matrix.format in (Format.Q8, Format.MXFP4):
-            if activations is None:
-                activations = context.scratch.activations(len(x), matrix.cols)
-                quantize_rows(x, 0, activations)
-            matmul_fast(activations, matrix, out, start, add)
+            rows = None if activations is not None else x
+            activations = activations or context.scratch.activations(len(x), matrix.cols)
+            matmul_fast(activations, matrix, out, start, add, rows=rows)
         else:
             matmul(x, 0, matrix, out, start, add)
 

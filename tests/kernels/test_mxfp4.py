@@ -119,6 +119,21 @@ def test_the_thread_count_decides_no_bits(kind: str) -> None:
     np.testing.assert_array_equal(results[2], results[0])
 
 
+@pytest.mark.parametrize("kind", ["mxfp4", "q8"])
+@pytest.mark.parametrize("rows", [1, 7])
+def test_rows_quantised_on_the_way_give_the_same_bits(kind: str, rows: int) -> None:
+    x, w = normal(rows, 96, seed=3), packed(kind, 37, 96)
+    room = Quantized.empty(rows, 96)
+    room.codes[:], room.scales[:], room.starts[:] = 99, np.nan, 99
+    wide = unset(rows, 100)
+    wide[:, :96] = x
+    first, second = unset(rows, w.rows), unset(rows, w.rows)
+    matmul_fast(room, w, first, 0, rows=wide)
+    matmul_fast(room, w, second, 0)  # what is left in the room is the quantised rows
+    for out in (first, second):
+        np.testing.assert_array_equal(out.view(np.uint32), product(x, w).view(np.uint32))
+
+
 def test_extreme_weights_are_exact() -> None:
     """The largest codes in every place: the 8-bit dot must not saturate on any path."""
     packed = np.full((16, 16), 0x7F, np.uint8)  # 6 and -6 alternating: codes 15 low, 7 high
@@ -151,6 +166,8 @@ def test_add_adds_the_finished_sum_once() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot quantise"):
+        matmul_fast(Quantized.empty(2, 64), packed("q8", 16, 64), unset(2, 16), 0, rows=normal(2, 32))
     w = matrix.pack_mxfp4(*mxfp4(16, 64))
     with pytest.raises(ValueError, match="MXFP4 and Q8 weights only, not f32"):
         matmul_fast(quantized(normal(1, 64)), matrix.pack(normal(4, 64)), unset(1, 4), 0)
