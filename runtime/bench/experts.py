@@ -57,7 +57,7 @@ class Scale:
 
 FULL = Scale(answer_tokens=10, warm_tokens=3, prompt_tokens=WIDE_ROWS // SESSIONS, raw_s=1.0, share=None)
 QUICK = Scale(answer_tokens=24, warm_tokens=8, prompt_tokens=256, raw_s=0.5, share=0.4)
-QUICK_SHAPE = replace(with_layers(K3_48B, 4, 32_768), experts=64)
+QUICK_SHAPE = replace(with_layers(K3_48B, 4, 32_768), experts=128)
 
 
 def bench_experts(folder: Path, *, quick: bool, tell: Callable[[str], None]) -> Report:

@@ -28,11 +28,8 @@ NOBODY_UNDER_WAY_S = 30.0
 that waits is told, instead of after `max_wait_s`."""
 
 NOTHING_MOVES_S = 2.0
-"""The same without a store, where idle sessions can't be moved out: between two calls of a program that closes what it
+"""How long without a store, where idle sessions can't be moved out: between two calls of a program that closes what it
 is done with lie milliseconds, and who keeps all open waits for itself."""
-
-BETWEEN_TOKENS_S = 0.25
-"""The same for a generation under way: another one may be between two tokens, and step aside when it comes back."""
 
 LOOK_AGAIN_S = 1.0
 """A session becomes movable by mere time when its reader takes no more tokens, and nobody says so."""
@@ -120,14 +117,9 @@ class _Waiter:
         return self.asked_bytes if self.aside is None else self.aside.needed_bytes()
 
     @property
-    def goes_first(self) -> bool:
-        """Whether it is going on, and holds what only its end gives back: not once it has given that up."""
-        return self.going_on and self.needed_bytes <= self.asked_bytes
-
-    @property
     def rank(self) -> tuple[bool, int]:
         """The least goes first."""
-        return not self.goes_first, self.order
+        return not self.going_on, self.order
 
 
 class Admission:
@@ -187,10 +179,10 @@ class Admission:
         """Wait until `needed_bytes` are free and reserve them.
 
         `held_bytes` is what the request's own session holds already, which can't be moved out for it. With `aside` it
-        can be moved out for those who came before: they would wait for each other otherwise. Raises `OverQuota` or
-        `OutOfBudget` when it could not fit even alone, or when it is going on and for `BETWEEN_TOKENS_S` nobody else
-        could make room; `OverQuota` or `TooManyWaiting` when as many wait as may; `WaitedTooLong` after `max_wait_s`,
-        or `nobody_under_way_s` in which there was no call whose end could have freed memory.
+        can be moved out for those who came before: they would wait for each other otherwise. Raises
+        `OverQuota` or `OutOfBudget` when it could not fit even alone, or when it is going on and nobody else could make
+        room; `OverQuota` or `TooManyWaiting` when as many wait as may; `WaitedTooLong` after `max_wait_s`, or
+        `nobody_under_way_s` in which there was no call whose end could have freed memory.
         """
         self.check(needed_bytes + held_bytes, account)
         one = _Waiter(next(self._arrivals), account, needed_bytes, going_on, aside)
@@ -206,33 +198,27 @@ class Admission:
     async def _wait(self, one: _Waiter) -> Reservation:
         line = self._lines.setdefault(one.account, [])
         line.append(one)
-        line.sort(key=_rank)
-        if one.goes_first:
-            self.freed()  # whoever is first may have waited for just that: it can step aside now
+        line.sort(key=lambda waiter: waiter.rank)
         one.account.waiting += 1
         alone_since_s: float | None = None
         try:
             while True:
                 is_alone = False
-                bound_s = self._nobody_under_way_s
                 if not self._anybody_before(one):
                     if self._fits(one):
                         return self._reserve(one.needed_bytes, one.account)
                     if await self._room_made(one) or self._fits(one):
                         continue
+                    self._check_hope(one)
                     is_alone = self._is_alone(one)
-                    if one.goes_first:
-                        bound_s = min(bound_s, BETWEEN_TOKENS_S)
                 now_s = anyio.current_time()
                 if not is_alone:
                     alone_since_s = None
                 elif alone_since_s is None:
                     alone_since_s = now_s
-                elif now_s - alone_since_s >= bound_s:
-                    if one.goes_first:
-                        self._refuse_to_go_on(one)
-                    raise self._waited(bound_s, one)
-                with anyio.move_on_after(min(LOOK_AGAIN_S, bound_s)):
+                elif now_s - alone_since_s >= self._nobody_under_way_s:
+                    raise self._waited(self._nobody_under_way_s, one)
+                with anyio.move_on_after(min(LOOK_AGAIN_S, self._nobody_under_way_s)):
                     await one.turn.wait()
                     alone_since_s = None
                 one.turn = anyio.Event()
@@ -249,7 +235,7 @@ class Admission:
             return True
         own_is_full = not one.account.has_room(one.needed_bytes)
         waiting = [other for line in self._lines.values() for other in line if other.rank > one.rank]
-        for other in sorted(waiting, key=_rank, reverse=True):
+        for other in sorted(waiting, key=lambda waiter: waiter.rank, reverse=True):
             if other.aside is None or (own_is_full and other.account is not one.account):
                 continue
             if self._is_called(other) or not self._could_fit(other.aside.most_bytes, other.account):
@@ -260,8 +246,6 @@ class Admission:
             except SeraiError as error:
                 # As for idle sessions: whoever asks for memory isn't the one to be told of another's trouble.
                 log.warning("a session that waits could not be moved out of memory: %s", error)
-            finally:
-                self._lines.get(other.account, []).sort(key=_rank)  # it may go first no more
         return False
 
     def _could_fit(self, needed_bytes: int, account: Account) -> bool:
@@ -283,8 +267,10 @@ class Admission:
             return await self.reclaim(needed_bytes - own, account.namespace)
         return await self.reclaim(needed_bytes - (self.free_bytes or 0), None)
 
-    def _refuse_to_go_on(self, one: _Waiter) -> None:
+    def _check_hope(self, one: _Waiter) -> None:
         """Raise for a generation under way when nobody else is whose end would free memory: it would wait for ever."""
+        if not one.going_on or not self._is_alone(one):
+            return
         account = one.account
         if not account.has_room(one.needed_bytes):
             account.check_bytes(one.needed_bytes, account.live_bytes)
@@ -343,10 +329,6 @@ class Admission:
         reservation = Reservation(self, account, size)
         self._reservations.add(reservation)
         return reservation
-
-
-def _rank(one: _Waiter) -> tuple[bool, int]:
-    return one.rank
 
 
 async def _nothing_to_reclaim(_: int, __: str | None) -> bool:

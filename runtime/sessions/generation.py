@@ -11,7 +11,6 @@ import anyio
 import numpy as np
 
 from serai.runtime.errors import BadParameter, OutOfBudget, SeraiError, SessionBusy
-from serai.runtime.memory.admission import Aside, Reservation
 from serai.runtime.sampling.grammar import Grammar, Written
 from serai.runtime.sampling.guessing import Guesser
 from serai.runtime.sampling.params import SamplingParams
@@ -20,7 +19,7 @@ from serai.runtime.sampling.sample import Sampled, TokenCounts
 from serai.runtime.sessions.border import Border
 from serai.runtime.sessions.deadline import Deadline
 from serai.runtime.sessions.elsewhere import said_elsewhere
-from serai.runtime.state import State, session_bytes
+from serai.runtime.state import State
 from serai.runtime.step import Draw
 from serai.runtime.text.text_stream import TextStream
 
@@ -281,15 +280,13 @@ class Generation:
         if not self._known:
             if not self._drawn:
                 await session.record.flush()
-                with (await self._room(0)).closing() as reservation:
-                    unchanged, self._drawn = await driver.advance(
-                        session.workflow,
-                        await session.hot(reservation),
-                        np.zeros(0, np.int32),
-                        (self._draw_at(session.position, self._written),),
-                        weight=self._weight,
-                        reservation=reservation,
-                    )
+                unchanged, self._drawn = await driver.advance(
+                    session.workflow,
+                    await session.hot(),
+                    np.zeros(0, np.int32),
+                    (self._draw_at(session.position, self._written),),
+                    weight=self._weight,
+                )
                 unchanged.release()
             self._look_at(self._drawn)
         known = list(self._known)
@@ -305,16 +302,10 @@ class Generation:
                 self._draw_at(last.position + 1, self._written),
                 *(self._draw_at(last.position + 2 + index) for index in range(len(guesses))),
             )
-        with (await self._room(len(ids))).closing() as reservation:
-            before, began_s = await session.hot(reservation), self._services.now_s()
-            state, drawn = await driver.advance(
-                session.workflow,
-                before,
-                np.array(ids, np.int32),
-                draws,
-                weight=self._weight,
-                reservation=reservation,
-            )
+        before, began_s = await session.hot(), self._services.now_s()
+        state, drawn = await driver.advance(
+            session.workflow, before, np.array(ids, np.int32), draws, weight=self._weight
+        )
         if self._guesser is not None and not certain:
             self._measure(len(known), len(guesses), len(drawn) - 1, self._services.now_s() - began_s)
         if len(drawn) == len(draws):
@@ -324,24 +315,6 @@ class Generation:
         else:
             state.release()
             self._look_at(drawn)
-
-    async def _room(self, tokens: int) -> Reservation:
-        """The memory for reading so many, and for bringing the state back if it is cold. While this waits, the state
-        is moved out for a generation that came before: each would wait for what the other holds."""
-        session, pool = self._session, self._services.pool
-        growth, whole_bytes = pool.growth_bytes(session.position, tokens), session_bytes(pool.layout, session.position)
-
-        def needed() -> int:
-            return session.needed_bytes(session.position) + growth
-
-        held = session.held
-        return await self._services.admission.enter(
-            needed(),
-            account=session.account,
-            held_bytes=0 if held is None else whole_bytes,
-            going_on=held is not None,
-            aside=Aside(session.step_aside, needed, whole_bytes + growth),
-        )
 
     def _worth_guessing(self, guesser: Guesser, position: int) -> tuple[list[int], bool]:
         """Guesses for the tokens after `position`, none of which ends the generation, and whether the grammar leaves
