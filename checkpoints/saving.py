@@ -170,13 +170,14 @@ class Shelf:
         another has read.
         """
         mine: list[str] = []
-        unpackable: set[tuple[str, ...]] = set()  # tensors of which a sample did not shrink: others' needn't be tried
+        unpackable: set[tuple[str, ...]] = set()  # pages of latents, once a sample of one did not shrink
 
         def put_one(slot: Slot) -> SavedPart:
             names = tuple(spec.name for spec in slot.specs)
+            is_page = slot.identity is not None
             tried = Packing.NONE if packing is Packing.AUTO and names in unpackable else packing
             part, codec = self._put(slot, tried, pin, mine, namespace)
-            if codec == Codec.STORED:
+            if is_page and codec == Codec.STORED:
                 unpackable.add(names)
             return part
 

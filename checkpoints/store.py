@@ -21,6 +21,7 @@ from serai.checkpoints.files.manifest import (
     LOSSLESS,
     Manifest,
     Storage,
+    latents_stored_as,
     layers_per_part,
     logits_specs,
     page_specs,
@@ -100,6 +101,7 @@ class Store(Tree):
         with self._doing(f"saving node {node_id}"):
             with self._pins.held() as pin, self._settled_before() as settled:
                 row = self._row(node_id)
+                storage = replace(storage, latents=latents_stored_as(snapshot.layout, storage))  # as they will be kept
                 _check_fits(row, snapshot, storage)
                 bases = self._bases(row, snapshot, storage) if packing is Packing.SMALL else ()
                 created_s = self._now()

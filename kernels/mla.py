@@ -82,7 +82,7 @@ class Scratch(NamedTuple):
     """One worker's memory; byte addresses, all on lines."""
 
     latents: Any
-    """`[SPLIT, pitch]` float32; as pairs, the rows as stored and then the tokens side by side."""
+    """`[SPLIT, pitch]` float32; as pairs, the rows in bfloat16 and then the tokens side by side."""
     weights: Any
     """`[SPLIT, vectors, 16]`: scores, then p."""
     factors: Any

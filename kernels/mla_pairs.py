@@ -60,7 +60,7 @@ def round_half(v: Any) -> Any:
 
 @inline
 def pair_rows(latents: int, width: int) -> int:
-    """Where in a split's scratch the rows of pairs of tokens start: after the rows as stored."""
+    """Where in a split's scratch the rows of pairs of tokens start: after the rows in bfloat16."""
     return latents + SPLIT * raw_pitch_bytes(width)
 
 

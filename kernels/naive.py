@@ -233,8 +233,9 @@ def mla_latents(projected: Array, norm_weight: Array, eps: float) -> Array:
 def q8_latents(latents: NDArray[np.float32], rank: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Latents `[T, L+P]` as 8-bit codes `[T, L+P]` and scales `[T, 2]`: of a token's first L = `rank` and of the rest.
 
-    A number stands for code * scale, off by at most half a scale, which is a 127th of the part's largest size. In
-    float32 throughout; ties go to even. A part with an infinity or NaN has codes 0 and a NaN scale.
+    A number stands for code * scale, off by at most half a scale, which is a 127th of the part's largest size (0 where
+    that is `Q8_LEAST_PEAK` at most). In float32 throughout; ties go to even. A part with an infinity or NaN has codes 0
+    and a NaN scale.
     """
     codes, scales = np.zeros(latents.shape, np.int8), np.zeros((len(latents), 2), np.float32)
     for number, part in enumerate((slice(None, rank), slice(rank, None))):

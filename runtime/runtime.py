@@ -169,10 +169,11 @@ class Runtime:
 
     async def push(self, point: Point | str, target: str | PathLike[str]) -> Moved:
         """Copy a durable point (a `Point`, the id of a node or session, or a tag), all it continues from and its state
-        to another store, by its folder, or to a place, by its URL; only what is missing there is sent.
+        to another store, by its folder, or to a place, which any other folder is, by its path or URL; only what is
+        missing there is sent.
 
-        What was copied may go on in both. Raises `SessionGone`, or `StoreBusy` for the store of another running
-        runtime: that one has to `pull`.
+        What was copied may go on in both. Once begun it is gone through with, even if the caller is cancelled. Raises
+        `SessionGone`, or `StoreBusy` for the store of another running runtime: that one has to `pull`.
         """
         self._check_open()
         return await push(self._services.journal, str(point), fspath(target))
@@ -181,7 +182,8 @@ class Runtime:
         """Copy a point, all it continues from and its state from another store, by its folder, which another runtime
         may be using; or from a place, by its URL, to which the node `name` was pushed. Only what is missing is fetched.
 
-        `Moved.node_id` is what to resume. Raises `SessionGone` if nothing there has the name.
+        `Moved.node_id` is what to resume. Once begun it is gone through with, even if the caller is cancelled. Raises
+        `SessionGone` if nothing there has the name.
         """
         self._check_open()
         return await pull(self._services.journal, name, fspath(source))
@@ -285,6 +287,12 @@ class Runtime:
         write its next node under."""
         live = (session.record.durable_node() for session in self._services.live.values())
         return dict.fromkeys(self._resuming.values(), "") | {one.id: one.session_id for one in live if one}
+
+    def live_on(self, session_id: str) -> tuple[str, ...]:
+        """The ids of the live sessions whose last node in the store is that session's: its own, and forks of it that
+        have written nothing yet."""
+        live = self._services.live.items()
+        return tuple(id_ for id_, one in live if (at := one.record.durable_node()) and at.session_id == session_id)
 
     def set_quota(self, namespace: str, quota: Quota | None) -> None:
         """Bound what a namespace may have from now on (`Quota` says of what); None takes its quota away.

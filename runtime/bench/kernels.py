@@ -221,7 +221,9 @@ def _mla(scale: Scale, peak: Peaks, timed: Callable[[Case], float]) -> list[Clai
     seconds = timed(case)
     none = timed(Attention(1).case("mla, 1 row at 1 token"))
     coded_case = Attention(scale.context, coded=True).case(f"mla, 1 row at {scale.context:,} tokens, 8-bit latents")
-    coded = timed(coded_case)
+    timed(coded_case)
+    turns = [(median_s(coded_case.run, 1), median_s(case.run, 1)) for _ in range(RUNS)]  # what else goes on meets both
+    of_codes = statistics.median(coded_s / plain_s for coded_s, plain_s in turns)
     token_s = max(TOKEN_BYTES / peak.read, TOKEN_OPERATIONS / peak.bfloat16)
     bound = "dots of bfloat16" if TOKEN_OPERATIONS / peak.bfloat16 > TOKEN_BYTES / peak.read else "stream read"
     detail = (
@@ -231,7 +233,7 @@ def _mla(scale: Scale, peak: Peaks, timed: Callable[[Case], float]) -> list[Clai
     return [
         _at_least("mla_decode_vs_bound", token_s * scale.context / seconds, 0.6, detail),
         _at_most("mla_slope_vs_bound", slope, 1.6, f"{detail}; the time at 1 token taken off"),
-        Claim.measured("mla_q8_vs_bfloat16", coded / seconds, "of the time", _where(_of_codes(case, coded_case))),
+        Claim.measured("mla_q8_vs_bfloat16", of_codes, "of the time", _where(_of_codes(case, coded_case))),
     ]
 
 

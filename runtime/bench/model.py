@@ -162,38 +162,50 @@ def measure(
         for kind in ("prefill", "decode"):
             for count in sessions:
                 tell(f"{kind}, {count} sessions at {context:,} tokens")
-                tokens = rows // count if kind == "prefill" else 1
+                tokens = max(rows // count, 1) if kind == "prefill" else 1
+                calls = 1 if kind == "prefill" else steps + 1  # a prefill begins anew in each
                 # A step has the state before it and the one after, which share all full pages of latents.
-                after = session_bytes(loaded.layout, PROMPT_TOKENS + context + tokens * (steps + 1))
+                after = session_bytes(loaded.layout, PROMPT_TOKENS + context + tokens * calls)
                 needed = count * (after + fixed)
-                speed = _speed(loaded, count, context, tokens, steps) if needed <= limit_bytes else None
+                fed = Fed(tokens, goes_on=kind == "decode")
+                speed = _speed(loaded, count, context, fed, steps) if needed <= limit_bytes else None
                 cells.append(Cell(kind, count, context, speed, tokens, needed, limit_bytes))
                 tell(f"  {cells[-1].told}")
     return cells
 
 
-def _speed(loaded: LoadedModel, count: int, context: int, tokens: int, steps: int) -> float:
-    """Tokens a second, all sessions together, that calls of `tokens` more tokens of each take in."""
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """What a call gives each session: so many tokens, which those of the next call follow, or are read anew."""
+
+    tokens: int
+    goes_on: bool
+
+
+def _speed(loaded: LoadedModel, count: int, context: int, fed: Fed, steps: int) -> float:
+    """Tokens a second, all sessions together. Each session and call has tokens of its own: experts are chosen by
+    them."""
     stepper = Stepper(loaded, StatePool(loaded.layout))
-    if tokens > 1 and context == 0:
+    if not fed.goes_on and context == 0:
         states = [stepper.pool.empty() for _ in range(count)]
     else:
         states = [state_at(stepper, loaded, context, seed) for seed in range(count)]
-    fed = np.random.default_rng(1).integers(0, loaded.model.config.vocab_size, tokens).astype(np.int32)
+    rng = np.random.default_rng(1)
     seconds: list[float] = []
     began = time.perf_counter()
     while len(seconds) < 2 or (len(seconds) <= steps and time.perf_counter() - began < CELL_S):
+        ids = rng.integers(0, loaded.model.config.vocab_size, (count, fed.tokens)).astype(np.int32)
         called = time.perf_counter()
-        after, _ = stepper.feed([(state.retain(), fed) for state in states])
+        after, _ = stepper.feed([(state.retain(), own) for state, own in zip(states, ids, strict=True)])
         seconds.append(time.perf_counter() - called)
         # A prefill begins anew; decoding goes on.
-        kept, dropped = (states, after) if tokens > 1 else (after, states)
+        kept, dropped = (after, states) if fed.goes_on else (states, after)
         for state in dropped:
             state.release()
         states = kept
     for state in states:
         state.release()
-    return count * tokens / statistics.median(seconds[1:])
+    return count * fed.tokens / statistics.median(seconds[1:])
 
 
 def state_at(stepper: Stepper, loaded: LoadedModel, context: int, seed: int) -> State:

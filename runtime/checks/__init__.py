@@ -7,8 +7,9 @@ elsewhere name the point that they serve:
 
 a. KDA over many tokens is the one-token step repeated in order, so there are no chunks whose borders could matter.
 b. MLA has one form, for one row or many. Its splits of the context begin at absolute multiples of a constant, each from
-   minus infinity, and are merged from the first to the last. A row attends to latents as they are stored, rounded once,
-   its own among them; what is masked is neither loaded nor multiplied.
+   minus infinity, and are merged from the first to the last. A row attends to latents as they are stored, its own among
+   them: rounded once, or as 8-bit codes, which `fast` rounds once more as it reads them. What is masked is neither
+   loaded nor multiplied.
 c. The order in which an output is summed up is fixed, and one micro-kernel computes 1 or N rows. There is no BLAS on a
    row's way, no sum whose order follows the threads, no approximate reciprocal, and every computing thread has the same
    modes for rounding and for denormal numbers.

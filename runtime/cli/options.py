@@ -24,7 +24,7 @@ Budget = Annotated[
 ]
 Precision = Annotated[
     PrecisionName,
-    typer.Option("--precision", help="float32 activations and latents, or 8-bit activations and bfloat16 latents."),
+    typer.Option("--precision", help="float32 or 8-bit activations; with float32 or bfloat16 latents, if not told."),
 ]
 Latents = Annotated[
     str | None,

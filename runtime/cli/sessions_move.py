@@ -91,7 +91,7 @@ def push(
 ) -> None:
     """Send a point, all it continues from and its state to a store or a place; only what is missing there."""
     from serai.checkpoints.moving.direct import peer_of, send
-    from serai.checkpoints.moving.handover import hand_over
+    from serai.checkpoints.moving.handover import StorePeer, hand_over
     from serai.runtime.errors import BadParameter
 
     with reporting(as_json=as_json) as out:
@@ -105,7 +105,10 @@ def push(
                 moved = hand_over(opened, session_id, node_id, peer)
             else:
                 moved = send(opened, node_id, url)
-        hint = f"take it by its id: {session_id}" if move else f"fetch it by its id: {moved.node_id}"
+        if isinstance(peer, StorePeer):
+            hint = f"resume it there by its id: {session_id if move else moved.node_id}"
+        else:
+            hint = f"take it by its id: {session_id}" if move else f"fetch it by its id: {moved.node_id}"
         out.result(
             asdict(moved) | {"url": url, "session_id": session_id, "handed_over": move},
             f"sent {counted(moved.parts, 'part')} ({moved.parts_had:,} were there): {bytes_text(moved.bytes)}",

@@ -95,10 +95,10 @@ async def _delete(runtime: "Runtime", store: "Store | None", session_id: str) ->
         await session.close()
     if store is None:
         return Outcome("closed; nothing of it was stored")
-    for other in runtime.status().sessions:
-        fork = runtime.find(other.id)
-        if fork is not None:
-            await fork.flush()  # one that has written nothing yet would lose what it stands on
+    for other_id in runtime.live_on(session_id):
+        other = runtime.find(other_id)
+        if other is not None:
+            await other.flush()  # it has written nothing of its own, and would lose what it stands on
     erased = await anyio.to_thread.run_sync(store.delete_session, session_id)
     return Outcome(f"erased {erased.nodes:,} nodes and {erased.file_bytes:,} bytes of files")
 

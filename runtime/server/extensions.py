@@ -1,5 +1,6 @@
 """What no client library knows: pausing the engine, and sessions as things to list, fork and name."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from starlette.responses import Response
 
 from serai.checkpoints.names import new_id
 from serai.checkpoints.store import Store
+from serai.runtime.errors import SeraiError
 from serai.runtime.server.callers import TAG_BORDER
 from serai.runtime.server.errors import ApiError, invalid
 from serai.runtime.server.fields import Fields
@@ -21,6 +23,8 @@ from serai.runtime.server.responses_request import PREFIX, place_of
 from serai.runtime.server.service import Service
 from serai.runtime.server.sessions import DELETED_TAG
 from serai.runtime.server.streams import whole
+
+log = logging.getLogger(__name__)
 
 MAX_FORKS = 64
 
@@ -97,7 +101,10 @@ async def fork(service: Service, request: Request) -> Response:
     except BaseException:
         with anyio.CancelScope(shield=True):
             for one in forks:
-                await service.sessions.forget(one.id)
+                try:
+                    await service.sessions.forget(one.id)
+                except SeraiError as error:  # what went wrong first is what the client is told
+                    log.warning("response %s of a fork that failed is still there: %s", one.id, error)
         raise
     return JSONResponse({"object": "list", "data": [{"id": PREFIX + one.id, "object": "response"} for one in forks]})
 

@@ -8,7 +8,7 @@ the store is then resumed when it is asked for, by replaying at most the tokens 
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 import anyio
@@ -19,7 +19,7 @@ from serai.checkpoints.names import is_id
 from serai.checkpoints.store import Store
 from serai.runtime.chat import ChatFormat
 from serai.runtime.driver import Counters
-from serai.runtime.errors import SeraiError, SessionGone
+from serai.runtime.errors import NodeInUse, SeraiError, SessionGone
 from serai.runtime.runtime import Runtime
 from serai.runtime.server.catalogue import Catalogue, Known
 from serai.runtime.server.errors import response_not_found
@@ -55,6 +55,7 @@ class Sessions:
         self._parked: dict[str, _Parked] = {}
         self._restoring: dict[str, anyio.Lock] = {}
         self._to_erase: set[str] = set()
+        self._to_delete: set[str] = set()  # places that were in use when they were deleted
 
     # what the model and the engine are
 
@@ -97,6 +98,7 @@ class Sessions:
             return
         for place in await anyio.to_thread.run_sync(_places_of, store):
             self.catalogue.add(place)
+        self._to_delete.update(await anyio.to_thread.run_sync(_deleted_in, store))
 
     async def place(self, place_id: str, namespace: str) -> Place:
         """What is known of a place. Raises a 404 for one that this namespace doesn't have."""
@@ -187,9 +189,11 @@ class Sessions:
         except SeraiError:
             log.exception("what session %s said last could not be stored", session.id)
 
-    async def _erase_all(self, session_ids: Iterable[str]) -> None:
+    async def _erase_all(self, session_ids: Collection[str]) -> None:
         """Delete sessions. Nodes that others were built on can't go yet, nor a session that somebody has just gone on
         from: `tidy` tries again once those may have."""
+        if not session_ids:
+            return
         in_use = self.runtime.points_in_use()
         busy = {*in_use, *in_use.values()}
         self._to_erase.update(busy & set(session_ids))
@@ -275,6 +279,7 @@ class Sessions:
             if not parked.stored and now_s - parked.used_s >= self._unstored_ttl_s:
                 await self.forget(parked.place.id)
         await self._erase_all(tuple(self._to_erase))
+        await self._delete_later()
         for parked in self._too_many():
             if parked.stored and self.store is not None:
                 await self._unload(parked)
@@ -306,6 +311,8 @@ class Sessions:
             return
 
         in_use = self.runtime.points_in_use()  # by requests that have gone on from it, and not written a node yet
+        if place_id in in_use:
+            self._to_delete.add(place_id)
 
         def work() -> None:
             if place_id in in_use or store.children(place_id):
@@ -322,6 +329,24 @@ class Sessions:
                 self.catalogue.add(known)  # it is there still: whoever asks again can have it deleted
             raise
 
+    async def _delete_later(self) -> None:
+        """Delete the places that were in use then and aren't now, unless others have been built on them."""
+        in_use = self.runtime.points_in_use() if self._to_delete else {}
+        free = [one for one in self._to_delete if one not in in_use]
+        if free and self.store is not None:
+            await anyio.to_thread.run_sync(self._delete, self.store, free)
+
+    def _delete(self, store: Store, place_ids: Iterable[str]) -> None:
+        for place_id in place_ids:
+            try:
+                store.delete(place_id)
+            except (NodeInUse, SessionGone):
+                log.debug("place %s is gone, or keeps its tokens for what was built on it", place_id)
+            except SeraiError as error:
+                log.warning("place %s is still stored, and will be deleted later: %s", place_id, error)
+                continue
+            self._to_delete.discard(place_id)
+
     async def close(self) -> None:
         """Wait until the states of what is parked are stored, and end it."""
         await self.runtime.settle()
@@ -336,9 +361,14 @@ def _known_position(store: Store, node_id: str) -> int:
     return 0 if holder is None else store.node(holder).position
 
 
+def _deleted_in(store: Store) -> set[str]:
+    """The ids of deleted places whose tokens are still there."""
+    return {tag.removeprefix(DELETED_TAG) for tag in store.tags() if tag.startswith(DELETED_TAG)}
+
+
 def _places_of(store: Store) -> list[Known]:
     """Every place of a store, oldest session first."""
-    seen = {tag.removeprefix(DELETED_TAG) for tag in store.tags() if tag.startswith(DELETED_TAG)}
+    seen = _deleted_in(store)
     found: list[Known] = []
     for info in store.sessions():
         for node_id in store.ancestry(info.head_id):

@@ -11,7 +11,7 @@ class Border:
     was asked for before."""
 
     def __init__(self) -> None:
-        self._is_passed = False
+        self.is_passed = False  # a token that was asked for is not there yet, or the stream is just ending
         self._held: anyio.Event | None = None  # set when it isn't any more
         self._came: anyio.Event | None = None  # set when the token is there, for whoever waits to hold
 
@@ -27,11 +27,11 @@ class Border:
 
     def asked(self) -> None:
         """A token is asked for; until `came` nobody can hold the stream."""
-        self._is_passed = True
+        self.is_passed = True
 
     def came(self) -> None:
         """The token is handed out, or will not come."""
-        self._is_passed = False
+        self.is_passed = False
         if self._came is not None:
             self._came.set()
             self._came = None
@@ -41,7 +41,7 @@ class Border:
         """Nobody passes it for the length of the block. It must not be held already."""
         held = self._held = anyio.Event()
         try:
-            while self._is_passed:
+            while self.is_passed:
                 self._came = anyio.Event()
                 await self._came.wait()
             yield

@@ -127,6 +127,7 @@ class Generation:
         self._guesser: Guesser | None = None
         self._try: _Try | None = None  # one that was wrong somewhere; the next step reads back what is known since
         self._border = Border()
+        self._is_left = False  # its reader wants no more of it
         self.finish_reason: FinishReason | None = None
 
     @property
@@ -140,8 +141,13 @@ class Generation:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it holds its session."""
+        """Whether there may be more of it."""
         return self._begun and self.finish_reason is None
+
+    @property
+    def holds_session(self) -> bool:
+        """Whether it is under way, or its end is being written down."""
+        return self.is_under_way or self._border.is_passed
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[bool]:
@@ -162,6 +168,8 @@ class Generation:
             finally:
                 if self._session.is_moved:
                     self.finish_reason = FinishReason.MOVED
+                elif self._is_left:  # and perhaps not waited for any more
+                    await self._end(FinishReason.CANCELLED)
                 else:
                     self._session.reader_is_away(True)
 
@@ -192,9 +200,14 @@ class Generation:
 
     async def aclose(self) -> None:
         """End here. The tokens handed out stay in the session and are durable when this returns."""
+        self._is_left = True
         await self._border.opened()
         if self.is_under_way:
-            await self._end(FinishReason.CANCELLED)
+            self._border.asked()
+            try:
+                await self._end(FinishReason.CANCELLED)
+            finally:
+                self._border.came()
         self.finish_reason = self.finish_reason or FinishReason.CANCELLED
 
     async def __aenter__(self) -> "Generation":

@@ -287,7 +287,8 @@ class Holding:
         return self._state
 
     async def cool(self, record: Record, in_use: Callable[[], bool]) -> bool:
-        """Store the state and free its memory; False when somebody came to use it meanwhile, and then it stays."""
+        """Store the state and free its memory; False, and then it stays, when somebody came to use it meanwhile, or no
+        node is where it is."""
         if in_use() or self._state is None or self._state.fixed is None:
             return False  # whoever uses it or has it read may hold the lock, and wait for the memory this is to free
         async with self._moving:

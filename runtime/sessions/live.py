@@ -109,7 +109,7 @@ class LiveSession:
     async def use_between_tokens(self, doing: str) -> AsyncIterator[None]:
         """As `use`, but a stream that a reader has open is no hindrance: it stands between two tokens meanwhile."""
         self._check_open()
-        while (reading := self._under_way()) is not None:
+        while (reading := self._holding_generation()) is not None:
             async with reading.held() as stands:
                 if stands:
                     before, self._doing = self._doing, doing
@@ -121,8 +121,8 @@ class LiveSession:
         with self.use(doing):
             yield
 
-    def _under_way(self) -> "Generation | None":
-        return next((one for one in self._generations() if one.is_under_way), None)
+    def _holding_generation(self) -> "Generation | None":
+        return next((one for one in self._generations() if one.holds_session), None)
 
     def claim(self, doing: str) -> None:
         """Begin to hold the session until `unclaim`."""

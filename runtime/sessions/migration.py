@@ -2,7 +2,7 @@
 copying points between stores.
 
 What costs time, the state, goes while the session is still owned here and is sent only as far as it is missing there.
-Then ownership changes hands in a few small writes, which a cancelled caller waits for.
+Then ownership changes hands in a few small writes. A cancelled caller waits for these, and for a whole copy.
 """
 
 from typing import TYPE_CHECKING

@@ -150,6 +150,10 @@ class Record:
         """The tokens that follow are handed out before the state is past them."""
         self._stays = len(timeline), facts_of(timeline, None)
 
+    def state_comes(self) -> None:
+        """It is past all that was handed out."""
+        self._stays = 0, {}
+
     def reaches(self, position: int) -> bool:
         """Whether a state at `position` can be stored: there is a node, or will be one, or `divide` makes one."""
         last = self._path[-1].node
@@ -212,9 +216,10 @@ class Record:
         return point
 
     def _close_generation(self) -> None:
-        """Turn the tokens generated since the last node into a node."""
+        """Turn the tokens generated since the last node into a node, or two where the state is between them."""
         if not self._generated:
             return
+        self.divide()
         last = self._path[-1].node
         tokens = np.array(self._generated, dtype=np.int32)
         del self._generated[:]

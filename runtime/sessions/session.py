@@ -187,6 +187,8 @@ class Session(ChangingSession):
 
     def advanced(self, state: State, token: int) -> None:
         """A generation read back the token it had drawn: `state` is the one after it."""
+        if self._holding.lags:
+            self.record.state_comes()
         self._holding.become(state)
         self._note(token)
 

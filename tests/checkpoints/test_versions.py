@@ -7,8 +7,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from serai.checkpoints import Store
+from serai.checkpoints import Storage, Store
 from serai.checkpoints.files.codec import Codec
+from serai.checkpoints.files.manifest import StoredAs
 from serai.checkpoints.format import FORMAT_VERSION
 from serai.checkpoints.upkeep.fsck import fsck, rebuild
 from tests.checkpoints import make_version_1, make_version_2
@@ -56,3 +57,13 @@ def test_a_version_is_read(made: ModuleType, tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", range(1, FORMAT_VERSION + 1))
 def test_every_version_has_its_files(version: int) -> None:
     assert (make_version_1.FOLDER.parent / f"version-{version}" / "store").is_file()
+
+
+def test_latents_of_8_bits_are_not_stored_with_loss_whatever_is_asked_for(tmp_path: Path) -> None:
+    """They are kept as they are, and a state that counted as inexact was never begun from again."""
+    with Store.open(str(tmp_path)) as store:
+        node = make_version_1.node(1, 5, None)
+        store.record(node)
+        asked = Storage(latents=StoredAs.BFLOAT16)
+        store.save(node.id, make_version_2.state(5), make_version_2.FINGERPRINT, reason="test", storage=asked)
+        assert not store.snapshot_info(node.id).storage.lossy

@@ -5,6 +5,8 @@ from pathlib import Path
 import anyio
 import pytest
 
+from serai.runtime.errors import SessionGone
+from serai.runtime.server.responses_request import PREFIX
 from tests.runtime.server.client import Client, serving_model
 from tests.runtime.server.replies import ReplyModel
 from tests.runtime.server.steps import Steps
@@ -29,6 +31,14 @@ async def test_a_response_goes_on_from_one_that_is_deleted_meanwhile(tmp_path: P
         await second.ended.wait()
         assert second.status == 200, second.json()
         await gone(client, first["id"])
+        await client.service.tidy(now_s=anyio.current_time() + 10_000)  # what was not to be stored ends
+        kept = client.service.sessions.store
+        assert kept is not None
+        if store:
+            assert kept.children(first["id"].removeprefix(PREFIX)), "its tokens are there for what was built on it"
+        else:
+            with pytest.raises(SessionGone):
+                kept.node(first["id"].removeprefix(PREFIX))
     async with serving_model(ReplyModel(lambda prompt: HELLO), store=tmp_path) as client:
         await gone(client, first["id"])
         on = {"input": "x", "previous_response_id": second.json()["id"]}

@@ -11,7 +11,7 @@ import pytest
 
 from serai.checkpoints.moving.handover import StorePeer
 from serai.runtime import FinishReason, Generation, Runtime, SamplingParams, Session
-from serai.runtime.errors import NotOwner, SessionBusy, SessionClosed, StoreBusy
+from serai.runtime.errors import NotOwner, SessionBusy, SessionClosed, StoreBusy, StoreFull
 from serai.runtime.memory.residency import Tier
 from tests.runtime.fake_runtime import fake_runtime
 from tests.runtime.gate import Gate
@@ -50,7 +50,7 @@ async def rest_there(store: Path, session: Session, params: SamplingParams, give
 class SlowPeer:
     """Holds the content of a move up until it is told to let it go."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fails: bool = False) -> None:
         self.reached = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._go_on = threading.Event()
@@ -59,6 +59,8 @@ class SlowPeer:
         def slow(*arguments: Any) -> Any:
             self._loop.call_soon_threadsafe(self.reached.set)
             assert self._go_on.wait(30), "the test lets it go on"
+            if fails:
+                raise StoreFull(path="there", doing="receiving")
             return receive(*arguments)
 
         monkeypatch.setattr(StorePeer, "receive", slow)
@@ -157,6 +159,50 @@ async def test_whoever_asks_or_leaves_meanwhile_waits_for_the_move(
         await fork.close()
         rt.check()
     assert given + await rest_there(tmp_path / "there", session, SAMPLED, given) == expected
+
+
+async def test_who_is_cancelled_while_leaving_has_left_when_the_move_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session stayed busy with a stream that nobody read, for as long as anybody kept it."""
+    async with fake_runtime(store=tmp_path / "here") as rt:
+        session, _ = await begun(rt, SAMPLED)
+        peer = SlowPeer(monkeypatch, fails=True)
+        stream = session.generate(SAMPLED)
+        given = await take(stream, 3)
+        moving = asyncio.ensure_future(session.migrate(tmp_path / "there"))
+        await peer.reached.wait()
+        with anyio.move_on_after(0.01):
+            await stream.aclose()
+        peer.go_on()
+        with pytest.raises(StoreFull):
+            await moving
+        assert (stream.finish_reason, session.doing) == (FinishReason.CANCELLED, None)
+        await session.append([1])
+        assert session.tokens().tolist() == [*PROMPT, *given, 1]
+
+
+async def test_a_stream_that_is_just_ending_is_no_hindrance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with fake_runtime(store=tmp_path / "here") as rt:
+        session, expected = await begun(rt, SAMPLED)
+        stream = session.generate(SAMPLED, guess=False)
+        given = await take(stream, 23)
+        flush, flushing, go_on = session.record.flush, anyio.Event(), anyio.Event()
+
+        async def slowly() -> None:
+            if stream.finish_reason is not None:
+                flushing.set()
+                await go_on.wait()
+            await flush()
+
+        monkeypatch.setattr(session.record, "flush", slowly)
+        reading = asyncio.ensure_future(stream.collect())
+        await flushing.wait()
+        moving = asyncio.ensure_future(session.migrate(tmp_path / "there"))
+        await asyncio.sleep(0.01)
+        go_on.set()
+        assert [*given, *(await reading).tokens] == expected
+        assert (await moving).position == len(PROMPT) + 24
 
 
 async def test_a_move_that_is_cancelled_while_it_waits_holds_nothing(tmp_path: Path) -> None:

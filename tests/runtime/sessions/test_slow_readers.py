@@ -188,6 +188,31 @@ async def test_a_session_that_was_left_within_guessed_tokens_can_be_moved_out(tm
         assert [*taken, *more] == [3 + (2 + index) % 13 for index in range(len(taken) + 20)]
 
 
+@pytest.mark.parametrize("written", ["flush", "fork"])
+async def test_what_is_written_within_guessed_tokens_keeps_nobody_in_memory(tmp_path: Path, written: str) -> None:
+    """One node for all that was generated left none where the state was."""
+    async with fake_runtime(ScriptedModel(counting=True), store=tmp_path, policy=Policy(reuse=False)) as rt:
+        session = await rt.session()
+        await session.append(COUNTS)
+        reading = session.generate(SamplingParams(temperature=0, max_tokens=60))
+        taken = await within_a_batch(reading)
+        other = None
+        if written == "flush":
+            await session.flush()
+        else:
+            other = await session.fork()
+            assert await other.demote()
+        assert await session.demote()
+        taken += await take(reading, 60 - len(taken))
+        expected = [3 + (2 + index) % 13 for index in range(80)]
+        assert taken == expected[:60]
+        if other is not None:
+            before = other.tokens().tolist()[len(COUNTS) :]
+            more = (await other.generate(SamplingParams(temperature=0, max_tokens=20)).collect()).tokens
+            assert [*before, *more] == expected[: len(before) + 20]
+        rt.check()
+
+
 async def test_a_reader_that_reads_is_not_moved_out_between_two_tokens(tmp_path: Path) -> None:
     limit = 3 * (FIXED + LOGITS) + 20 * PAGE
     async with fake_runtime(store=tmp_path, limit_bytes=limit, policy=PLAIN) as rt:
