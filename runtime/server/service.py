@@ -175,7 +175,7 @@ class Service:
         self.fail_all(unavailable("the server was shut down before the reply was complete", "shutting_down"))
         with anyio.move_on_after(self.options.shutdown_s + 1):
             await self.wait_idle()
-        await self.sessions.close()
+        await self.sessions.close(save_s=self.options.shutdown_s)
 
 
 @asynccontextmanager

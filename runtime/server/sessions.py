@@ -347,12 +347,23 @@ class Sessions:
                 continue
             self._to_delete.discard(place_id)
 
-    async def close(self) -> None:
-        """Wait until the states of what is parked are stored, and end it."""
+    async def close(self, *, save_s: float = 30.0) -> None:
+        """End what is parked. States are stored, the latest used first, until `save_s` are over: whoever goes on from
+        there after a restart reads nothing again, and from the others the tokens since their last stored state."""
         await self.runtime.settle()
-        while self._parked:
-            _, parked = self._parked.popitem()
+        until_s = anyio.current_time() + save_s
+        for parked in sorted(self._parked.values(), key=lambda one: one.used_s, reverse=True):
+            if self._parked.pop(parked.place.id, None) is not parked:
+                continue  # forgotten meanwhile
+            if parked.stored and anyio.current_time() < until_s:
+                await self._store_state(parked)
             await self.end(parked.session, erase=not parked.stored)
+
+    async def _store_state(self, parked: _Parked) -> None:
+        try:
+            await parked.session.demote()
+        except SeraiError as error:
+            log.warning("the state of response %s is not stored, its tokens are: %s", parked.place.id, error)
 
 
 def _known_position(store: Store, node_id: str) -> int:

@@ -146,3 +146,19 @@ async def test_a_session_that_could_not_be_deleted_is_deleted_later_and_nobody_i
         assert len(rt.store.sessions()) == 1
         await sessions.tidy(now_s=0)
         assert not rt.store.sessions()
+
+
+async def test_whoever_goes_on_after_an_orderly_end_reads_nothing_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fake_runtime(store=tmp_path) as rt:
+        sessions = sessions_of(rt, monkeypatch)
+        places = []
+        for number in range(3):
+            session = await rt.session()
+            await session.append([number] * 20)
+            places.append(await sessions.keep(place_at(new_id()), session, ending=None, store=True))
+        assert [await rt.replay_tokens(place.id) for place in places] == [20] * 3
+        await sessions.close()
+        assert [await rt.replay_tokens(place.id) for place in places] == [0] * 3
+        assert rt.status().sessions == ()
