@@ -103,9 +103,10 @@ async def test_saving_and_loading_sessions_costs_no_expert_its_place(model: Path
             after = rt.status().experts
             assert before is not None
             assert after is not None
-            assert (after.hits, after.misses, after.layers) == (before.hits, before.misses, before.layers)
+            assert (after.hits, after.misses) == (before.hits, before.misses)
+            held = zip(before.layers, after.layers, strict=True)
+            assert all(now.held >= then.held for then, now in held), "what was on its way then may have come"
             await session.generate(turn).collect()
-            assert sum(layer.held for layer in after.layers) == after.slots
             assert after.read_bytes > 0
             assert after.read_s > 0
 
