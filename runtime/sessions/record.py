@@ -263,6 +263,7 @@ class Record:
             inexact=self._inexact,
         )
         self._path.append(Entry(node))
+        self._stays = 0, {}  # a node is there by now, and after going back other ids may be
 
 
 def facts_of(timeline: Timeline, params: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
 from serai.runtime.sessions import live
 from serai.runtime.sessions.generation import Generation
+from serai.runtime.sessions.prefixes import digest_of
 from tests.runtime.fake_runtime import fake_runtime
 from tests.runtime.scripted import FIXED, LOGITS, PAGE, ScriptedModel, greedy_by_hand
 
@@ -211,6 +212,25 @@ async def test_what_is_written_within_guessed_tokens_keeps_nobody_in_memory(tmp_
             more = (await other.generate(SamplingParams(temperature=0, max_tokens=20)).collect()).tokens
             assert [*before, *more] == expected[: len(before) + 20]
         rt.check()
+
+
+async def test_where_a_state_stayed_is_no_place_of_what_is_said_there_after_going_back(tmp_path: Path) -> None:
+    """A node kept the digest of the ids that had been there before, and its state could be taken for theirs."""
+    async with fake_runtime(ScriptedModel(counting=True), store=tmp_path, policy=Policy(reuse=False)) as rt:
+        session = await rt.session()
+        await session.append(COUNTS)
+        reading = session.generate(SamplingParams(temperature=0, max_tokens=60))
+        taken = await within_a_batch(reading)
+        await reading.aclose()
+        await session.rewind(position=len(COUNTS) - 3)
+        await session.append([9])
+        await session.generate(SamplingParams(temperature=0, max_tokens=len(taken) + 9), guess=False).collect()
+        await session.flush()
+        ids = session.tokens()
+        nodes = session.record.nodes()
+        assert nodes[-1].position == len(ids)
+        for node in nodes:
+            assert (node.sampler or {})["prefix"] == digest_of(ids[: node.position]).hex()
 
 
 async def test_a_reader_that_reads_is_not_moved_out_between_two_tokens(tmp_path: Path) -> None:
