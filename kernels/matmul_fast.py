@@ -115,7 +115,7 @@ def _product(
 
 
 _SIGNATURE = (
-    "void(f32[:, ::1], i64, i8[:, :, ::1], f32[:, ::1], i32[:, :, ::1], u8[::1], u8[::1], i64, f32[:, ::1], "
+    "void(f32[:, ::1], b1, i8[:, :, ::1], f32[:, ::1], i32[:, :, ::1], u8[::1], u8[::1], i64, f32[:, ::1], "
     "Tuple((i64, b1)))"
 )
 _Codes = NDArray[np.int8]
@@ -128,7 +128,7 @@ _At = tuple[int, bool]
 @kernel(_SIGNATURE, before=threads.start)
 def _fast_mxfp4(
     x: _Floats,
-    x_col: int,
+    quantises: bool,
     codes: _Codes,
     x_scales: _Floats,
     starts: _Starts,
@@ -138,8 +138,8 @@ def _fast_mxfp4(
     out: _Floats,
     at: _At,
 ) -> None:
-    if x_col >= 0:
-        quantize_into(x, x_col, codes, x_scales, starts)
+    if quantises:
+        quantize_into(x, 0, codes, x_scales, starts)
     w = (addr(data, 0), addr(scales, 0))
     _product(_mxfp4_task, mxfp4.BLOCK_BYTES, codes, x_scales, addr(starts, 0), w, outputs, out, at)
 
@@ -147,7 +147,7 @@ def _fast_mxfp4(
 @kernel(_SIGNATURE, before=threads.start)
 def _fast_q8(
     x: _Floats,
-    x_col: int,
+    quantises: bool,
     codes: _Codes,
     x_scales: _Floats,
     starts: _Starts,
@@ -157,13 +157,14 @@ def _fast_q8(
     out: _Floats,
     at: _At,
 ) -> None:
-    if x_col >= 0:
-        quantize_into(x, x_col, codes, x_scales, starts)
+    if quantises:
+        quantize_into(x, 0, codes, x_scales, starts)
     w = (addr(data, 0), addr(scales, 0))
     second = addr(starts, x_scales.size)
     _product(_q8_task, q8.BLOCK_BYTES, codes, x_scales, second, w, outputs, out, at)
 
 
+_KERNELS = {Format.MXFP4: _fast_mxfp4, Format.Q8: _fast_q8}
 _NONE: _Floats = np.empty((0, 0), np.float32)
 
 
@@ -179,13 +180,10 @@ def matmul_fast(
     if x.columns != w.cols:
         raise ValueError(f"activations of {x.columns} columns do not fit weights of {w.cols}.")
     check_columns("out", out, x.rows, out_col, out_col, w.rows)
-    source, column = _NONE, -1
+    if w.format not in _KERNELS:
+        raise ValueError(f"8-bit activations meet MXFP4 and Q8 weights only, not {w.format.value}.")
     if rows is not None:
         check_room(rows, 0, x)
-        source, column = rows, 0
-    if w.format is Format.Q8:
-        _fast_q8(source, column, x.codes, x.scales, x.starts, w.data, w.scales, w.rows, out, (out_col, add))
-    elif w.format is Format.MXFP4:
-        _fast_mxfp4(source, column, x.codes, x.scales, x.starts, w.data, w.scales, w.rows, out, (out_col, add))
-    else:
-        raise ValueError(f"8-bit activations meet MXFP4 and Q8 weights only, not {w.format.value}.")
+    source = _NONE if rows is None else rows
+    at = (out_col, add)
+    _KERNELS[w.format](source, rows is not None, x.codes, x.scales, x.starts, w.data, w.scales, w.rows, out, at)

@@ -352,9 +352,9 @@ class Sessions:
         there after a restart reads nothing again, and from the others the tokens since their last stored state."""
         await self.runtime.settle()
         until_s = anyio.current_time() + save_s
-        for parked in sorted(self._parked.values(), key=lambda one: one.used_s, reverse=True):
-            if self._parked.pop(parked.place.id, None) is not parked:
-                continue  # forgotten meanwhile
+        while self._parked:  # what ends late may be parked meanwhile
+            parked = max(self._parked.values(), key=lambda one: one.used_s)
+            del self._parked[parked.place.id]
             if parked.stored and anyio.current_time() < until_s:
                 await self._store_state(parked)
             await self.end(parked.session, erase=not parked.stored)

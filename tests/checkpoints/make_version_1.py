@@ -1,6 +1,7 @@
 """Wrote data/version-1, a store of format version 1; those files are never changed again."""
 
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -95,18 +96,25 @@ CODECS = set(Codec)
 """How its parts are packed."""
 
 
-def main() -> None:
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    with Store.open(str(FOLDER), now=lambda: 1.75e9) as store:
+def write(
+    folder: Path,
+    steps: Sequence[tuple[int, Packing, Storage]],
+    state_at: Callable[[int], Snapshot],
+    fingerprint: Fingerprint,
+) -> None:
+    """A store of so many tokens more a step, as it is kept: without what is made from its files."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with Store.open(str(folder), now=lambda: 1.75e9) as store:
         parent = None
-        for number, (tokens, packing, storage) in enumerate(STEPS, start=1):
+        for number, (tokens, packing, storage) in enumerate(steps, start=1):
             parent = node(number, tokens, parent)
+            kept = state_at(parent.position)
             store.record(parent)
-            store.save(parent.id, state(parent.position), FINGERPRINT, reason="turn", packing=packing, storage=storage)
+            store.save(parent.id, kept, fingerprint, reason="turn", packing=packing, storage=storage)
         store.tag("release", parent.id if parent is not None else "")
     for name in ("index.sqlite", "lock"):
-        (FOLDER / name).unlink()
+        (folder / name).unlink()
 
 
 if __name__ == "__main__":
-    main()
+    write(FOLDER, STEPS, state, FINGERPRINT)

@@ -1,15 +1,14 @@
 """Wrote data/version-2, a store of format version 2 with latents of 8 bits; those files are never changed again."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from serai.checkpoints import LatentPage, LatentType, Packing, Snapshot, Storage, Store
+from serai.checkpoints import LatentPage, LatentType, Packing, Snapshot, Storage
 from serai.checkpoints.files.codec import Codec
 from tests.checkpoints import make_version_1
-from tests.checkpoints.make_version_1 import node, ramp
+from tests.checkpoints.make_version_1 import ramp, write
 
 FOLDER = Path(__file__).parent / "data" / "version-2"
 LAYOUT = replace(make_version_1.LAYOUT, latent_type=LatentType.Q8)
@@ -39,18 +38,5 @@ STEPS: tuple[tuple[int, Packing, Storage], ...] = ((5, Packing.NONE, Storage()),
 CODECS = set(Codec) - {Codec.ZSTD_PLANES_2}
 
 
-def main() -> None:
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    with Store.open(str(FOLDER), now=lambda: 1.75e9) as store:
-        parent = None
-        for number, (tokens, packing, storage) in enumerate(STEPS, start=1):
-            parent = node(number, tokens, parent)
-            store.record(parent)
-            store.save(parent.id, state(parent.position), FINGERPRINT, reason="turn", packing=packing, storage=storage)
-        store.tag("release", parent.id if parent is not None else "")
-    for name in ("index.sqlite", "lock"):
-        (FOLDER / name).unlink()
-
-
 if __name__ == "__main__":
-    main()
+    write(FOLDER, STEPS, state, FINGERPRINT)

@@ -35,7 +35,7 @@ def test_a_version_is_read(made: ModuleType, tmp_path: Path) -> None:
         parent = None
         codecs = set()
         for number, (tokens, _, storage) in enumerate(made.STEPS, start=1):
-            expected = made.node(number, tokens, parent)
+            expected = make_version_1.node(number, tokens, parent)
             found = store.node(expected.id)
             for name in type(expected).__dataclass_fields__:
                 assert np.array_equal(getattr(found, name), getattr(expected, name)), name
