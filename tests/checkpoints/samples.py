@@ -1,13 +1,14 @@
 """Small stores, states and nodes for the tests of this folder."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from serai.checkpoints import NodeRecord, Snapshot, Store
 from serai.checkpoints.harness.samples import FINGERPRINT, LAYOUT, same_bits
 from serai.checkpoints.harness.samples import sample_node as make_node
 from serai.checkpoints.harness.samples import sample_state as make_snapshot
 
-__all__ = ["FINGERPRINT", "LAYOUT", "grown", "make_node", "make_snapshot", "same_bits", "saved"]
+__all__ = ["FINGERPRINT", "LAYOUT", "all_files", "grown", "make_node", "make_snapshot", "same_bits", "saved"]
 
 
 def grown(snapshot: Snapshot, tokens: int, seed: int = 1) -> Snapshot:
@@ -23,3 +24,8 @@ def saved(store: Store, snapshot: Snapshot, parent: NodeRecord | None = None) ->
     store.record(node)
     store.save(node.id, snapshot, FINGERPRINT, reason="test")
     return node
+
+
+def all_files(folder: Path) -> set[str]:
+    kinds = ("nodes", "manifests", "parts", "tags", "tmp")
+    return {str(file.relative_to(folder)) for kind in kinds for file in (folder / kind).rglob("*") if file.is_file()}
