@@ -27,5 +27,6 @@ def saved(store: Store, snapshot: Snapshot, parent: NodeRecord | None = None) ->
 
 
 def all_files(folder: Path) -> set[str]:
+    """The files of a store, from which its index could be made again."""
     kinds = ("nodes", "manifests", "parts", "tags", "tmp")
     return {str(file.relative_to(folder)) for kind in kinds for file in (folder / kind).rglob("*") if file.is_file()}
