@@ -20,6 +20,8 @@ INDEX_NAME: Final = "index.sqlite"
 _INDEX_NAMES: Final = frozenset({INDEX_NAME, f"{INDEX_NAME}-wal", f"{INDEX_NAME}-shm", f"{INDEX_NAME}-journal"})
 _LOCK_NAME: Final = "lock"
 STORE_NAME: Final = "store"
+POINTS_NAME: Final = "points"
+"""A folder that places have and stores don't (see `remote`)."""
 _FOLDER_NAMES: Final = ("nodes", "manifests", "parts", "tags", "owners", "tmp")
 NEW_INDEX_NAME: Final = f"{INDEX_NAME}.new"
 _KNOWN_NAMES: Final = _INDEX_NAMES | {_LOCK_NAME, STORE_NAME, *_FOLDER_NAMES}
@@ -71,9 +73,11 @@ def open_folders(
         _check_owner(root, path)
         names = set(root.names())
         if STORE_NAME not in names and (not create or names - _KNOWN_NAMES):
-            raise StoreInvalid(
-                path=path, problem="it is no serai store", remedy="name an empty or new folder to make one"
-            )
+            if POINTS_NAME in names:
+                problem, remedy = "it is a place that sessions were pushed to", f"name that by its URL, file://{path}"
+            else:
+                problem, remedy = "it is no serai store", "name an empty or new folder to make one"
+            raise StoreInvalid(path=path, problem=problem, remedy=remedy)
         lock_fd = None if read_only else _lock(root, path)
         if lock_fd is not None:
             undo.callback(os.close, lock_fd)

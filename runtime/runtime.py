@@ -161,7 +161,8 @@ class Runtime:
     async def take(self, session_id: str, source: str) -> Session:
         """Take over a session that `Session.migrate` has moved to the place with the URL `source`, and resume it.
 
-        Raises `NotOwner` if another store has taken it, `SessionGone` if no such session was moved there.
+        Raises `NotOwner` if another store has taken it, `SessionGone` if no such session was moved there,
+        `PlaceUnknown` for what is no place.
         """
         self._check_open()
         await take(self._services.journal, session_id, source)
@@ -169,7 +170,7 @@ class Runtime:
 
     async def push(self, point: Point | str, target: str | PathLike[str]) -> Moved:
         """Copy a durable point (a `Point`, the id of a node or session, or a tag), all it continues from and its state
-        to another store, by its folder, or to a place, which any other folder is, by its path or URL; only what is
+        to another store, by its folder, where one is made if there is none, or to a place, by its URL; only what is
         missing there is sent.
 
         What was copied may go on in both. Once begun it is gone through with, even if the caller is cancelled. Raises

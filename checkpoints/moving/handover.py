@@ -37,7 +37,7 @@ from serai.checkpoints.moving.ownership import (
     owner_of,
     ownership,
 )
-from serai.checkpoints.moving.places import DecidingPlace, place_at
+from serai.checkpoints.moving.places import DecidingPlace, is_url, place_at
 from serai.checkpoints.moving.remote import StoreAsPlace, pull, push
 from serai.checkpoints.moving.transfer import Moved
 from serai.checkpoints.names import check_id
@@ -190,18 +190,29 @@ class PlacePeer:
 def peer_at(target: str) -> StorePeer | PlacePeer:
     """The other side that `target` names: a URL is a place, anything else the folder of a store.
 
-    `PlaceUnknown` for an http URL, since serai's server takes no sessions in.
+    `PlaceUnknown` for an http URL, since serai's server takes no sessions in, and as in `place_at`.
     """
-    scheme, separator, _ = target.partition("://")
-    if not separator:
+    if not is_url(target):
         return StorePeer(str(Path(target).resolve()))
-    if scheme in ("http", "https"):
+    if target.startswith(("http://", "https://")):
         raise PlaceUnknown(
             url=target,
             problem="a server takes no sessions in; name the folder of its store while it is stopped, or a place that "
             "both sides reach (s3://bucket/folder, file:///folder)",
         )
     return PlacePeer(target, place_at(target))
+
+
+def place_peer_at(source: str) -> PlacePeer:
+    """The place `source` from which a session is taken; `PlaceUnknown` for a store's folder, too."""
+    peer = peer_at(source)
+    if isinstance(peer, StorePeer):
+        raise PlaceUnknown(
+            url=source,
+            problem="it is the folder of a store, and a session that was moved there is resumed by a runtime over it; "
+            "a place is named by a URL, such as file:///folder",
+        )
+    return peer
 
 
 def hand_over(store: Store, session_id: str, node_id: str, peer: Peer) -> Moved:

@@ -1,4 +1,8 @@
-"""Places far away: named objects in a bucket, on another machine or in another folder, to push to and pull from."""
+"""Places far away: named objects in a bucket, on another machine or in another folder, to push to and pull from.
+
+A URL names a place and a path the folder of a store, whatever is there: what a store's record calls the other side of
+a move must mean the same when that side is asked again, from another folder, years later.
+"""
 
 import errno
 import importlib
@@ -14,8 +18,9 @@ from serai.checkpoints.files.disk import FOLDER_MODE, Disk
 from serai.checkpoints.files.folders import Folder
 from serai.checkpoints.files.streams import write_pieces
 from serai.checkpoints.format import MAX_PART_BYTES, part_file_bytes
+from serai.checkpoints.opening import STORE_NAME
 
-_LOCAL_SCHEMES: Final = ("", "file", "local")
+_LOCAL_SCHEMES: Final = ("file", "local")
 _TEMPORARY: Final = ".unfinished-"
 MAX_OBJECT_BYTES: Final = part_file_bytes(MAX_PART_BYTES)
 """No object that was ever put is larger, so nothing larger is read into memory."""
@@ -49,22 +54,27 @@ class DecidingPlace(Place, Protocol):
         ...
 
 
-def folder_of(url: str) -> str | None:
-    """The folder of this machine that a URL names; None if it names something else."""
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        return url
-    return rest if scheme in _LOCAL_SCHEMES else None
+def is_url(target: str) -> bool:
+    """Whether `target` names a place; else it is the folder of a store."""
+    return "://" in target
 
 
 def place_at(url: str) -> DecidingPlace:
     """The place of a URL: a folder of this machine, or what fsspec understands (`s3://bucket/folder`, `sftp://...`).
 
-    Sessions are moved through a folder or a bucket only; the others copy. `PlaceUnknown`
-    without fsspec or what it needs for this kind of URL.
+    Sessions are moved through a folder or a bucket only; the others copy. `PlaceUnknown` for what is no URL, for the
+    folder of a store, and without fsspec or what it needs for this kind of URL.
     """
-    folder = folder_of(url)
-    return FsspecPlace(url) if folder is None else FolderPlace(folder)
+    scheme, _, rest = url.partition("://")
+    if is_url(url) and scheme not in _LOCAL_SCHEMES:
+        return FsspecPlace(url)
+    folder = Path(rest)
+    if not is_url(url) or not folder.is_absolute():
+        problem = "a place is named by a URL, one in a folder from the root on: file:///folder, s3://bucket/folder"
+        raise PlaceUnknown(url=url, problem=problem)
+    if (folder / STORE_NAME).is_file():
+        raise PlaceUnknown(url=url, problem=f"a store lies in that folder, and is named by its path: {folder}")
+    return FolderPlace(rest)
 
 
 _CANT_DECIDE = (

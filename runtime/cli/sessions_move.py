@@ -25,7 +25,7 @@ PIPE = "-"
 Url = Annotated[
     str,
     typer.Argument(
-        metavar="URL", help="The folder of another store, or a place: any folder, or such as s3://bucket/folder."
+        metavar="URL", help="Another store, by its folder, or a place, by its URL: file:///folder, s3://bucket/folder."
     ),
 ]
 
@@ -89,13 +89,13 @@ def push(
     store: StoreFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Send a point, all it continues from and its state to a store or a place; only what is missing there."""
-    from serai.checkpoints.moving.direct import peer_of, send
-    from serai.checkpoints.moving.handover import StorePeer, hand_over
+    """Send a point, all it continues from and its state to a store, made if there is none, or a place; only what is
+    missing there."""
+    from serai.checkpoints.moving.handover import StorePeer, hand_over, peer_at
     from serai.runtime.errors import BadParameter
 
     with reporting(as_json=as_json) as out:
-        peer = peer_of(url)
+        peer = peer_at(url)
         with (open_to_change if move else open_to_look)(store) as opened:
             node_id = opened.resolve(name)
             session_id = opened.node(node_id).session_id
@@ -104,7 +104,7 @@ def push(
             if move:
                 moved = hand_over(opened, session_id, node_id, peer)
             else:
-                moved = send(opened, node_id, url)
+                moved = peer.receive(opened, node_id)
         if isinstance(peer, StorePeer):
             hint = f"resume it there by its id: {session_id if move else moved.node_id}"
         else:
@@ -134,13 +134,12 @@ def pull(
     """Fetch a point from another store, which may be in use, or one that was pushed to a place; only what is missing
     here. The store is made if there is none."""
     from serai.checkpoints.moving.direct import fetch
-    from serai.checkpoints.moving.handover import PlacePeer
-    from serai.checkpoints.moving.places import place_at
+    from serai.checkpoints.moving.handover import place_peer_at
 
     with reporting(as_json=as_json) as out:
-        place = place_at(url)
+        peer = place_peer_at(url) if take else None
         with open_to_change(store, create=True) as opened:
-            moved = PlacePeer(url, place).take(opened, name) if take else fetch(opened, name, url)
+            moved = fetch(opened, name, url) if peer is None else peer.take(opened, name)
         out.result(asdict(moved) | {"url": url, "taken": take}, _came(moved))
 
 

@@ -8,7 +8,7 @@ Then ownership changes hands in a few small writes. A cancelled caller waits for
 from typing import TYPE_CHECKING
 
 from serai.checkpoints.moving.direct import fetch, send
-from serai.checkpoints.moving.handover import PlacePeer, hand_over, peer_at
+from serai.checkpoints.moving.handover import hand_over, peer_at, place_peer_at
 from serai.checkpoints.moving.ownership import ownership
 from serai.checkpoints.moving.transfer import Moved
 from serai.checkpoints.store import Store
@@ -43,12 +43,7 @@ def _is_owned(store: Store, session_id: str) -> bool:
 async def take(journal: Journal, session_id: str, source: str) -> None:
     """Fetch a session that was moved to the place `source` and own it from now on."""
     store = _need(journal)
-    peer = peer_at(source)
-    if not isinstance(peer, PlacePeer):
-        raise BadParameter(
-            f"{source!r} is no place to take a session from; name one by its URL, such as file:///folder or "
-            "s3://bucket/folder (a session moved to a store's folder is resumed by a runtime over that store)"
-        )
+    peer = place_peer_at(source)
     await in_thread_to_the_end(lambda: peer.take(store, session_id))
 
 

@@ -140,8 +140,7 @@ def test_what_was_changed_there_is_refused(tmp_path: Path) -> None:
 
 
 PLACES: dict[str, Callable[[Path], DecidingPlace]] = {
-    "folder": lambda path: place_at(str(path / "bucket" / "sessions")),
-    "file URL": lambda path: place_at(f"file://{path}/bucket"),
+    "file URL": lambda path: place_at(f"file://{path}/bucket/sessions"),
     "fsspec in memory": lambda path: place_at(f"memory://{path}/sessions"),
     "fsspec on a folder": lambda path: FsspecPlace(f"file://{path}/bucket"),
 }

@@ -207,7 +207,7 @@ def test_what_cannot_be_moved_is_one_sentence_and_leaves_no_file(stored: Stored,
 
 
 def test_a_session_is_pushed_once_and_pulled_by_its_id(stored: Stored, tmp_path: Path) -> None:
-    place, there = str(tmp_path / "place"), tmp_path / "there"
+    place, there = f"file://{tmp_path}/place", tmp_path / "there"
     assert told(stored, "push", stored.session, place)["parts"] > 0
     assert told(stored, "push", stored.session, place)["parts"] == 0
     assert told(there, "pull", stored.last.id, place)["nodes"] == 3
@@ -221,7 +221,8 @@ def test_a_session_goes_straight_from_store_to_store(stored: Stored, tmp_path: P
     assert told(there, "pull", stored.session, str(stored.folder))["node_id"] == stored.last.id
     assert told(there, "fsck") | {"nodes": 3} == told(there, "fsck")
     third = tmp_path / "third"
-    told(third, "pull", "start", f"file://{stored.folder}")
+    assert refused(third, "pull", "start", f"file://{stored.folder}")[0] == "PlaceUnknown"
+    told(third, "pull", "start", str(stored.folder))
     sent = told(stored, "push", stored.session, str(third))
     assert (sent["node_id"], sent["nodes"]) == (stored.last.id, 2)
     assert not (third / "points").exists()
@@ -300,4 +301,6 @@ def test_a_session_changes_hands_and_back_is_a_persons_word(stored: Stored, tmp_
         "peer": "",
     }
     assert refused(tmp_path / "elsewhere", "pull", stored.session, place, "--take")[0] == "NotOwner"
+    assert refused(tmp_path / "third", "pull", stored.session, str(there), "--take")[0] == "PlaceUnknown"
+    assert not (tmp_path / "third").exists()
     assert told(stored, "settle", stored.session, "--take-back", "--yes")["status"] == "owned"

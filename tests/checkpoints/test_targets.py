@@ -1,0 +1,121 @@
+"""What a target names is in its form: a URL is a place, a path the folder of a store, whatever lies there."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from serai.checkpoints import Store
+from serai.checkpoints.errors import NotOwner, PlaceUnknown, StoreInvalid
+from serai.checkpoints.moving.direct import fetch, send
+from serai.checkpoints.moving.handover import PlacePeer, StorePeer, hand_over, peer_at, place_peer_at, settle
+from serai.checkpoints.moving.ownership import OwnerStatus, ownership
+from tests.checkpoints.samples import make_node, make_snapshot, same_bits, saved
+
+STATE = make_snapshot(9, seed=4)
+
+
+def test_a_path_is_a_store_and_a_url_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And both are kept from the root on: they are asked for again from another working folder."""
+    monkeypatch.chdir(tmp_path)
+    for path in ("there", f"{tmp_path}/there"):
+        assert peer_at(path) == StorePeer(str(tmp_path / "there"))
+    peer = peer_at(f"file://{tmp_path}/there")
+    assert isinstance(peer, PlacePeer)
+    assert peer.name == f"file://{tmp_path}/there"
+    with pytest.raises(PlaceUnknown, match="from the root on: file:///folder"):
+        peer_at("file://there")
+
+
+def test_what_is_sent_to_a_path_makes_a_store_there(tmp_path: Path) -> None:
+    """As a session that is moved there does."""
+    with Store.open(str(tmp_path / "here")) as here:
+        node = saved(here, STATE)
+        assert send(here, node.id, str(tmp_path / "there")).nodes == 1
+        with Store.open(str(tmp_path / "there"), create=False) as there:
+            assert same_bits(there.load(node.id), STATE)
+        assert not (tmp_path / "there" / "points").exists()
+        other = make_node(3)
+        here.record(other)
+        hand_over(here, other.session_id, other.id, peer_at(str(tmp_path / "moved")))
+    with Store.open(str(tmp_path / "moved"), create=False) as moved:
+        assert ownership(moved, other.session_id).epoch == 1
+
+
+def test_a_place_is_not_taken_for_a_store(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    with Store.open(str(tmp_path / "here")) as here, Store.open(str(tmp_path / "there")) as there:
+        node = saved(here, STATE)
+        send(here, node.id, f"file://{place}")
+        calls: list[Callable[[], object]] = [
+            lambda: send(here, node.id, str(place)),
+            lambda: fetch(there, node.id, str(place)),
+            lambda: hand_over(here, node.session_id, node.id, peer_at(str(place))),
+        ]
+        for call in calls:
+            with pytest.raises(StoreInvalid, match=rf"it is a place that sessions .*by its URL, file://{place}"):
+                call()
+        assert ownership(here, node.session_id).epoch == 0
+        assert sorted(path.name for path in place.iterdir()) == ["manifests", "nodes", "parts", "points"]
+        fetch(there, node.id, f"file://{place}")
+        assert same_bits(there.load(node.id), STATE)
+
+
+def test_a_store_is_not_taken_for_a_place(tmp_path: Path) -> None:
+    """What lay beside its index would never be seen."""
+    folder = tmp_path / "store"
+    with Store.open(str(folder)) as store:
+        node = saved(store, STATE)
+    before = sorted(path.name for path in folder.iterdir())
+    with Store.open(str(tmp_path / "here")) as here:
+        mine = saved(here, STATE)
+        calls: list[Callable[[], object]] = [
+            lambda: send(here, mine.id, f"file://{folder}"),
+            lambda: fetch(here, node.id, f"file://{folder}"),
+            lambda: hand_over(here, mine.session_id, mine.id, peer_at(f"file://{folder}")),
+        ]
+        for call in calls:
+            with pytest.raises(PlaceUnknown, match=rf"a store lies in that folder, and is named by its path: {folder}"):
+                call()
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_session_is_taken_from_a_place_only(tmp_path: Path) -> None:
+    with pytest.raises(PlaceUnknown, match=r"it is the folder of a store, .* is resumed by a runtime over it"):
+        place_peer_at(str(tmp_path))
+
+
+@pytest.mark.parametrize("nothing", ["missing", "empty"])
+def test_nothing_is_fetched_where_no_store_lies(tmp_path: Path, nothing: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with Store.open(str(tmp_path / "here")) as here, pytest.raises(StoreInvalid, match=nothing):
+        fetch(here, "a" * 26, str(tmp_path / nothing))
+
+
+def test_a_side_in_doubt_asks_the_place_that_was_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From whichever folder: another place would say that it never came, and then two would own it."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+
+    class Lost(PlacePeer):
+        def accept(self, session_id: str, epoch: int, node_id: str, source: str) -> None:
+            super().accept(session_id, epoch, node_id, source)
+            raise ConnectionResetError("the line broke")
+
+        def decline(self, session_id: str, epoch: int, source: str) -> OwnerStatus:
+            raise ConnectionResetError("the line broke")
+
+    with Store.open(str(tmp_path / "here")) as here:
+        node = saved(here, STATE)
+        for url in ("file://place", f"file://{tmp_path}/a/place"):
+            try:
+                peer = peer_at(url)
+            except PlaceUnknown:
+                continue
+            assert isinstance(peer, PlacePeer)
+            with pytest.raises(NotOwner, match="can't be asked"):
+                hand_over(here, node.session_id, node.id, Lost(peer.name, peer.place))
+            break
+        monkeypatch.chdir(tmp_path / "b")
+        assert settle(here, node.session_id).status is OwnerStatus.MOVED
