@@ -187,6 +187,8 @@ class World(RuleBasedStateMachine):
                 return
             assert token == expected
             known.ids.append(token)
+        if reader.finish_reason is not None:  # the last token says so, and the session is free with it
+            self.leave(known)
         if known.durable is None:
             known.durable = 0
 
