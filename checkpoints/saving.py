@@ -2,7 +2,6 @@
 
 import errno
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
 from serai.checkpoints.files.codec import Codec, Packing
-from serai.checkpoints.files.folders import Folder, FreshFile
+from serai.checkpoints.files.folders import FreshFile
 from serai.checkpoints.files.manifest import (
     Manifest,
     Storage,
@@ -32,6 +31,7 @@ from serai.checkpoints.files.parts import DTYPES, Base, PartFiles, content_of
 from serai.checkpoints.files.quantise import from_stored, to_stored
 from serai.checkpoints.format import PartHeader, TensorSpec, part_file_bytes
 from serai.checkpoints.index import Index
+from serai.checkpoints.pins import Pins, SavedPart
 from serai.checkpoints.rows import PartRow
 from serai.checkpoints.snapshot import PageIdentity, Snapshot, StateLayout
 
@@ -44,21 +44,6 @@ OPEN_FILES: Final = 256
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class SavedPart:
-    """A part of a saved snapshot, with the part it is a delta to.
-
-    `is_new` when this save wrote it, `is_durable` when a committed snapshot had it. `namespace` is that of the save
-    that wrote it; None for what came from elsewhere.
-    """
-
-    row: PartRow
-    base: PartRow | None
-    is_new: bool
-    is_durable: bool
-    namespace: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,52 +76,6 @@ def slots_of(snapshot: Snapshot, storage: Storage, bases: Sequence[str] = ()) ->
     if snapshot.logits is not None:
         slots.append(Slot(logits_specs(layout), snapshot.logits, StoredAs.SAME))
     return slots
-
-
-class Pins:
-    """Parts that a running save or load counts on, and that are not unlinked meanwhile. Guarded by the index's lock."""
-
-    def __init__(self, index: Index, temporary: Folder) -> None:
-        self._index = index
-        self._temporary = temporary
-        self._counts: Counter[str] = Counter()
-        self.written: dict[str, SavedPart] = {}
-        """Pinned parts whose files are complete, though no snapshot with them is committed yet."""
-        self.fresh: dict[str, FreshFile] = {}
-        """Those among them that wait for an fsync and their name: whoever counts on one sees to both."""
-
-    def count(self, name: str) -> int:
-        """How many running saves and loads count on the part."""
-        return self._counts[name]
-
-    @contextmanager
-    def held(self) -> Iterator[Callable[[str], None]]:
-        """A function that pins a part until the block is left."""
-        mine: set[str] = set()
-
-        def pin(name: str) -> None:
-            with self._index.lock:
-                if name not in mine:
-                    mine.add(name)
-                    self._counts[name] += 1
-
-        try:
-            yield pin
-        finally:
-            with self._index.lock:
-                for name in mine:
-                    self._counts[name] -= 1
-                    if not self._counts[name]:
-                        del self._counts[name]
-                        self.forget(name)
-
-    def forget(self, name: str) -> None:
-        """Nobody counts on a part any more: it is no longer to be found, and a file without a name goes."""
-        self.written.pop(name, None)
-        fresh = self.fresh.pop(name, None)
-        if fresh is not None:
-            with suppress(OSError):  # one that can't be removed now goes when the store is opened next
-                self._temporary.drop(fresh)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -244,9 +183,20 @@ class Shelf:
         part = SavedPart(row, base, is_new=True, is_durable=False, namespace=namespace)
         with self.index.lock:
             self.pins.written[head.hash] = part
-            if fresh is not None:
-                self.pins.fresh[head.hash] = fresh
+            if fresh is None:
+                self.pins.placed[head.hash] = row
+            else:
+                self.pins.fresh[head.hash] = row, fresh
         return part
+
+    def settle_all(self, names: Iterable[str]) -> None:
+        """Have those of these pinned parts durably in their places that running saves wrote and no snapshot has yet."""
+        with self.index.lock:
+            rows = {name: self.index.part(name) for name in names}
+        running = [name for name, row in rows.items() if row is None or row.damaged]
+        for name in running:
+            self._settle(name)
+        self.files.sync(running)
 
     def _settle(self, name: str) -> None:
         """Have a complete part on the disk under its name; `OSError` if that failed, for another save perhaps."""
@@ -258,15 +208,18 @@ class Shelf:
     def _settle_held(self, name: str) -> None:
         """Have a complete part on the disk under its name, if it waits for that; for who holds the part's stripe."""
         with self.index.lock:
-            fresh = self.pins.fresh.pop(name, None)
-        if fresh is None:
+            waiting = self.pins.fresh.pop(name, None)
+        if waiting is None:
             return
+        row, fresh = waiting
         try:
             self.files.settle(fresh, name)
         except BaseException:
             with self.index.lock:
                 self.pins.written.pop(name, None)
             raise
+        with self.index.lock:
+            self.pins.placed[name] = row
 
     def stripe(self, name: str) -> threading.Lock:
         """Held by whoever writes a part, so that its file is never written as deltas to two bases."""

@@ -29,9 +29,10 @@ from serai.checkpoints.files.manifest import (
     state_specs,
 )
 from serai.checkpoints.format import MAX_PART_BYTES, Document, DocumentKind, frame_document, read_document
+from serai.checkpoints.pins import SavedPart
 from serai.checkpoints.reports import IN_BACKGROUND, Erased, SaveReport, Sizes, SnapshotInfo
 from serai.checkpoints.rows import FileKind, NodeRow, SnapshotRow
-from serai.checkpoints.saving import Allocate, SavedPart
+from serai.checkpoints.saving import Allocate
 from serai.checkpoints.snapshot import Fingerprint, Snapshot, new_snapshot
 from serai.checkpoints.tree import Tree
 
@@ -176,7 +177,7 @@ class Store(Tree):
             with self._taking_back(self._folders.manifests, document.hash), self._index.change():
                 self._index.add_snapshot(
                     row,
-                    written=[part.row for part in parts if part.is_new],
+                    written=[self._pins.placed.get(part.row.hash, part.row) for part in parts if part.is_new],
                     shared=[part.row for part in parts if not part.is_new] + [part.base for part in parts if part.base],
                 )
         return len(document.data)

@@ -16,8 +16,9 @@ from serai.checkpoints.files.parts import PartFiles
 from serai.checkpoints.files.ranks import give_way
 from serai.checkpoints.index import Index
 from serai.checkpoints.opening import INDEX_NAME, open_folders
+from serai.checkpoints.pins import Pins
 from serai.checkpoints.rows import FileKind, NodeRow
-from serai.checkpoints.saving import Pins, Shelf
+from serai.checkpoints.saving import Shelf
 
 
 class StoreFolder:

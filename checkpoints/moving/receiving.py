@@ -32,7 +32,7 @@ from serai.checkpoints.moving.transfer import (
 )
 from serai.checkpoints.names import is_id
 from serai.checkpoints.nodes import StoredNode, chain_of
-from serai.checkpoints.saving import SavedPart
+from serai.checkpoints.pins import SavedPart
 from serai.checkpoints.store import Store
 
 _WHAT = "the bundle"
@@ -223,7 +223,8 @@ class _Arriving:
     def commit(self) -> Moved:
         """Make what came visible: nodes, then snapshots."""
         saved = {entry.node_id: self._saved_parts(entry) for entry in self._manifests}
-        self._store._files.sync(self.written)
+        used = {name for parts in saved.values() for part in parts for name in (part.row.hash, part.row.base) if name}
+        self._store._shelf.settle_all(used.union(self.written))
         recorded: list[str] = []
         try:
             for stored in self._nodes.values():
@@ -237,7 +238,6 @@ class _Arriving:
             for node_id in reversed(recorded):
                 self._store.delete(node_id)
             raise
-        used = {name for parts in saved.values() for part in parts for name in (part.row.hash, part.row.base)}
         self._store._shelf.discard(name for name in self.written if name not in used or not taken)
         return Moved(
             node_id=next(reversed(self._nodes), ""),

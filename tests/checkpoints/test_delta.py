@@ -120,6 +120,47 @@ def test_a_base_erased_while_its_delta_is_written_is_kept(tmp_path: Path) -> Non
         assert store.sizes().parts == 0
 
 
+def test_a_delta_that_another_namespace_wrote_whole_meanwhile_has_no_base_any_more(tmp_path: Path) -> None:
+    """Whoever wrote it as a delta commits last, and is erased with the base: what the other has moves and is whole."""
+    disk = WaitingDisk()
+    with Store.open(str(tmp_path / "s"), disk=disk, threads=3) as store, Store.open(str(tmp_path / "t")) as elsewhere:
+        (parent, state), *_ = chain(store, 1)
+        later = step(state, 1)
+        first, second = make_node(1, parent), replace(make_node(6), namespace="other")
+        store.record(first, second)
+        disk.skip = len(later.pages) + 2  # its parts of KDA state, pages and logits; the next file is its manifest
+        disk.armed = True
+
+        def save(node: NodeRecord) -> None:
+            store.save(node.id, later, FINGERPRINT, reason="turn", packing=Packing.SMALL)
+
+        saver = threading.Thread(target=save, args=(first,))
+        saver.start()
+
+        def meanwhile() -> None:
+            try:
+                assert disk.reached.wait(30)
+                assert any(part.row.base for part in store._pins.written.values()), "a delta is written, not committed"
+                disk.armed = False
+                save(second)
+            finally:
+                disk.armed = False
+                disk.go.set()
+
+        eventually(saver, meanwhile)
+        assert Codec.ZSTD_DELTA_4 not in codecs(store, second)
+        assert same_bits(store.load(first.id), later)
+        rows = store._index.parts()
+        sizes = {row.hash: (tmp_path / "s" / "parts" / row.hash[:2] / row.hash[2:]).stat().st_size for row in rows}
+        assert {row.hash: row.file_bytes for row in rows} == sizes
+        store.drop_snapshot(first.id)
+        store.drop_snapshot(parent.id)
+        sink = io.BytesIO()
+        export(store, second.id, sink)
+        import_bundle(elsewhere, io.BytesIO(sink.getvalue()))
+        assert same_bits(elsewhere.load(second.id), later)
+
+
 def test_groups_of_layers_are_parts_of_their_own(tmp_path: Path) -> None:
     """A part holds as many layers as fit into it; the last may hold fewer, and each is a delta to its like."""
     with Store.open(str(tmp_path / "s")) as store, Store.open(str(tmp_path / "t")) as other:

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from serai.checkpoints.errors import FormatUnknown, SeraiError, SessionGone, Sna
 from serai.checkpoints.moving.receiving import import_bundle
 from serai.checkpoints.moving.transfer import export, parts_of, wanted
 from serai.checkpoints.upkeep.fsck import fsck
-from tests.checkpoints.disks import FailingDisk
+from tests.checkpoints.disks import FailingDisk, WaitingDisk, eventually
 from tests.checkpoints.samples import FINGERPRINT, grown, make_node, make_snapshot, same_bits, saved
 from tests.checkpoints.test_delta import chain
 
@@ -208,3 +209,35 @@ def test_bundles_need_no_second_copy_in_memory(tmp_path: Path) -> None:
 
         import_bundle(there, Source())
         assert list(itertools.chain(there.sessions()))
+
+
+def test_what_comes_stands_on_no_file_that_another_save_has_yet_to_finish(tmp_path: Path) -> None:
+    """Most of its parts are being saved while it comes: what was taken loads at once, whatever becomes of that save."""
+    disk = WaitingDisk()
+    here, there = Store.open(str(tmp_path / "here")), Store.open(str(tmp_path / "there"), disk=disk, threads=1)
+    with here, there:
+        state = make_snapshot(9)
+        other = replace(state, logits=make_snapshot(9, seed=5).logits)
+        node = saved(here, state)
+        bundle = bundle_of(here, node)
+        mine = make_node(9)
+        there.record(mine)
+        disk.skip = len(state.pages) + 1  # all its parts but the last, that of the logits
+        disk.armed = True
+        saver = threading.Thread(target=lambda: there.save(mine.id, other, FINGERPRINT, reason="pause"))
+        saver.start()
+
+        def meanwhile() -> None:
+            try:
+                assert disk.reached.wait(30)
+                disk.armed = False
+                assert there._pins.fresh, "written, and not under their names"
+                import_bundle(there, io.BytesIO(bundle))
+                assert same_bits(there.load(node.id), state)
+            finally:
+                disk.armed = False
+                disk.go.set()
+
+        eventually(saver, meanwhile)
+        assert same_bits(there.load(mine.id), other)
+        assert fsck(there).clean
