@@ -5,11 +5,12 @@
 that is folded into the kernels that call it.
 """
 
+import contextlib
 import functools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -103,6 +104,8 @@ class Kernel(Generic[P, R]):
         if self._dispatcher is None:
             self.prepare()
         result: R = self._dispatcher(*args, **kwargs)
+        if _watchers and (watcher := _watchers.get(threading.get_ident())) is not None:
+            watcher(self, args)
         return result
 
     def __repr__(self) -> str:
@@ -111,6 +114,13 @@ class Kernel(Generic[P, R]):
     @property
     def is_ready(self) -> bool:
         return self._dispatcher is not None
+
+    @property
+    def compiled(self) -> Any:
+        """numba's result of compiling."""
+        self.prepare()
+        (result,) = self._dispatcher.overloads.values()
+        return result
 
     def prepare(self) -> bool:
         """Compile, or load from the cache. True if it was compiled."""
@@ -130,6 +140,8 @@ class Kernel(Generic[P, R]):
 
 
 _registry: list[Kernel[Any, Any]] = []
+_watchers: dict[int, Callable[[Kernel[Any, Any], tuple[Any, ...]], None]] = {}
+"""By the thread that they watch."""
 _counters = {True: 0, False: 0}
 _lock = threading.RLock()
 
@@ -146,6 +158,21 @@ def kernel(declaration: str, before: Callable[[], None] | None = None) -> Callab
         return entry
 
     return register
+
+
+@contextlib.contextmanager
+def watching(watcher: Callable[[Kernel[Any, Any], tuple[Any, ...]], None]) -> Iterator[None]:
+    """Tell `watcher` of every kernel that this thread calls, with its positional arguments, once it is done."""
+    thread = threading.get_ident()
+    before = _watchers.get(thread)
+    _watchers[thread] = watcher
+    try:
+        yield
+    finally:
+        if before is None:
+            del _watchers[thread]
+        else:
+            _watchers[thread] = before
 
 
 def kernels() -> tuple[Kernel[Any, Any], ...]:

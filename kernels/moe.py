@@ -21,7 +21,7 @@ from serai.kernels.memory import addr, f32_at, f32_at_n, scalar_f32_at, scalar_i
 from serai.kernels.moe_exact import EXACT_EXPERTS
 from serai.kernels.moe_fast import experts_fast
 from serai.kernels.quantize import Quantized, check_room
-from serai.kernels.route import group, route
+from serai.kernels.route import group, look_up, route
 from serai.kernels.simd import fma, splat_f32
 from serai.kernels.threads import parallel_for
 
@@ -34,6 +34,7 @@ __all__ = [
     "combine_some",
     "experts",
     "group",
+    "look_up",
     "pack_expert",
     "route",
 ]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from serai.kernels import threads
 from serai.kernels.compile import inline, kernel
-from serai.kernels.lanes import load_lanes, store_lanes, sum_of_squares
+from serai.kernels.lanes import copy_floats, load_lanes, store_lanes, sum_of_squares
 from serai.kernels.mathfn import exp16, sigmoid16
 from serai.kernels.memory import addr, f32_at, scalar_f32_at, store_scalar_f32_at
 from serai.kernels.simd import any_of, as_i32, fma, hsum, splat_f32, splat_i32
@@ -180,6 +180,20 @@ def _sigmoid_gate_row(row: int, x: Any, x_col: int, gate: Any, gate_col: int, n:
 def sigmoid_gate(x: F32, x_col: int, gate: F32, gate_col: int, n: int) -> None:
     """x[r, x_col + j] *= sigmoid(gate[r, gate_col + j]) for j < n, in place."""
     parallel_for(x.shape[0], x.shape[0] * n > SPREAD_FLOATS, _sigmoid_gate_row, (x, x_col, gate, gate_col, n))
+
+
+@inline
+def _copy_row(row: int, x: Any, at: Any, out: Any, out_at: Any, heads: int, n: int) -> None:
+    for head in range(heads):
+        source = addr(x, row * x.shape[1] + at[0] + head * at[1])
+        copy_floats(source, addr(out, row * out.shape[1] + out_at[0] + head * out_at[1]), n)
+
+
+@kernel("void(f32[:, ::1], i64, i64, f32[:, ::1], i64, i64, i64, i64)", before=threads.start)
+def copy_heads(x: F32, x_col: int, x_stride: int, out: F32, out_col: int, out_stride: int, heads: int, n: int) -> None:
+    """out[r, out_col + h * out_stride + j] = x[r, x_col + h * x_stride + j] for h < heads and j < n."""
+    arguments = (x, (x_col, x_stride), out, (out_col, out_stride), heads, n)
+    parallel_for(x.shape[0], x.shape[0] * heads * n > SPREAD_FLOATS, _copy_row, arguments)
 
 
 @inline

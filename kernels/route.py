@@ -164,14 +164,15 @@ def route(
     _route(logits, col, bias, k, n_group, topk_group, renormalize, scale, out_ids, out_weights)
 
 
-@kernel("i64(i32[:, ::1], i64, i32[::1], i32[::1], i32[::1])")
+@kernel("void(i32[:, ::1], i64, i32[::1], i32[::1], i32[::1], i32[::1])")
 def _group(
     ids: NDArray[np.int32],
     n_experts: int,
     experts: NDArray[np.int32],
     start: NDArray[np.int32],
     pairs: NDArray[np.int32],
-) -> int:
+    found: NDArray[np.int32],
+) -> None:
     rows, k = ids.shape
     ends = stack_bytes(_SCORE_BYTES)
     for e in range(n_experts):
@@ -196,7 +197,9 @@ def _group(
             place = scalar_i32_at(at)
             pairs[place] = row * k + j
             store_scalar_i32_at(at, place + 1)
-    return distinct
+    found[0] = distinct
+    for i in range(distinct, min(ids.size, n_experts)):
+        experts[i], start[i + 1] = experts[distinct - 1], total
 
 
 def group(
@@ -205,11 +208,13 @@ def group(
     experts: NDArray[np.int32],
     start: NDArray[np.int32],
     pairs: NDArray[np.int32],
-) -> int:
-    """Turn each row's picks (``ids`` int32 ``[R, k]``) into each expert's rows; gives how many experts are visited.
+    found: NDArray[np.int32],
+) -> None:
+    """Turn each row's picks (``ids`` int32 ``[R, k]``) into each expert's rows; ``found[0]`` experts are visited.
 
     Expert ``experts[i]`` (ascending) serves the pairs ``pairs[start[i] : start[i + 1]]``, ascending, where pair
-    ``row * k + j`` is a row's j-th pick. Needs room for min(R * k, n_experts) experts, one start more, and R * k pairs.
+    ``row * k + j`` is a row's j-th pick. Places that more different experts would have taken repeat the last one,
+    without pairs. Needs room for min(R * k, n_experts) experts, one start more, and R * k pairs.
     Raises ValueError if an array is too small or an id is not an expert.
     """
     most = min(ids.size, n_experts)
@@ -222,4 +227,11 @@ def group(
         )
     if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < n_experts:
         raise ValueError(f"picks {int(ids.min())} to {int(ids.max())} are not all among {n_experts} experts.")
-    return _group(ids, n_experts, experts, start, pairs)
+    _group(ids, n_experts, experts, start, pairs, found)
+
+
+@kernel("void(i64[::1], i32[::1], i64[::1])")
+def look_up(addresses: NDArray[np.int64], experts: NDArray[np.int32], out: NDArray[np.int64]) -> None:
+    """``out[i] = addresses[experts[i]]``, all of them experts that there are."""
+    for i in range(experts.size):
+        out[i] = addresses[experts[i]]

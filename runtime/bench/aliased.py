@@ -22,6 +22,9 @@ class AliasedExperts:
         self._experts = experts
         self._addresses = addresses
 
+    def addresses(self, layer: int) -> None:
+        """None, so that visits are noted."""
+
     def visit(self, layer: int, ids: NDArray[np.int32], picks: int, *, expected: Visit | None = None) -> ResidentVisit:
         self.wanted += len(ids)
         self.picks += picks

@@ -87,6 +87,10 @@ class Experts(Protocol):
         """Bytes held of the budget."""
         ...
 
+    def addresses(self, layer: int) -> NDArray[np.int64] | None:
+        """Where all experts of a layer lie, by id, if they stay there for ever; None if they have to be visited."""
+        ...
+
     def visit(self, layer: int, ids: NDArray[np.int32], picks: int, *, expected: "Visit | None" = None) -> Visit:
         """Ask for these distinct experts of a layer (counted from 0), which all rows together picked `picks` times.
 
@@ -156,6 +160,9 @@ class ResidentExperts:
     @property
     def nbytes(self) -> int:
         return self._records.nbytes
+
+    def addresses(self, layer: int) -> NDArray[np.int64]:
+        return self._addresses[layer]
 
     def visit(
         self, layer: int, ids: NDArray[np.int32], picks: int, *, expected: Visit | None = None

@@ -82,6 +82,9 @@ class StreamedExperts:
         visit.begin_missing()
         return visit
 
+    def addresses(self, layer: int) -> None:
+        """They come and go."""
+
     def visit(self, layer: int, ids: NDArray[np.int32], picks: int, *, expected: Visit | None = None) -> StreamedVisit:
         self.collect()
         self._drop_wrong_guesses(layer, ids)

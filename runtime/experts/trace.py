@@ -136,6 +136,9 @@ class TracedExperts:
     def nbytes(self) -> int:
         return self._experts.nbytes
 
+    def addresses(self, layer: int) -> None:
+        """None, so that all are visited and noted."""
+
     def visit(self, layer: int, ids: NDArray[np.int32], picks: int, *, expected: Visit | None = None) -> Visit:
         self._recorder.add(layer, ids, picks)
         return self._experts.visit(layer, ids, picks, expected=expected)

@@ -7,15 +7,17 @@ at which rows belong together. Nothing here decides anything: it is the formulas
 from collections.abc import Generator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from serai.checkpoints.snapshot import StateLayout
 from serai.kernels.matmul import gather_rows
 from serai.runtime.experts.access import Experts, Wait
-from serai.runtime.models.backbone import Backbone
+from serai.runtime.models.backbone import Backbone, Floats
 from serai.runtime.models.batch import Batch, Outputs
 from serai.runtime.models.config import ModelConfig
-from serai.runtime.models.layers import Context, dense_layer, moe_layer
+from serai.runtime.models.layers import Context, dense_layer, resident_experts, send_rows, visited_experts
 from serai.runtime.models.look_ahead import LookAhead
+from serai.runtime.models.replay import Replays, doing
 from serai.runtime.models.scratch import Scratch
 from serai.runtime.models.trunk import Trunk
 from serai.runtime.models.weights import ModelWeights, MoeWeights
@@ -51,6 +53,7 @@ class KimiModel:
         self.scratch = Scratch(config, max_rows, fast=fast, trunk=trunk)
         self._context = Context(config, layout, self.scratch, experts, fast, looks_ahead)
         self._backbone = Backbone(config, weights)
+        self.replays = Replays()
         self._wide: WidePass | None = None
         if wide_rows > max_rows:
             context = Context(config, layout, self.scratch, experts, fast, looks_ahead)
@@ -93,17 +96,34 @@ class KimiModel:
         ahead = LookAhead.of(self._backbone, self._context, -1, blocks)
         if ahead is not None:
             ahead.guess()
+        replay = self.replays.of(batch)
         for index, layer in enumerate(self.weights.layers):
-            running = self._backbone.attention(self._context, index, batch, blocks, normed)
+            do, ffn = doing(replay, index), layer.ffn
+            running = do("layer", self._layer, index, batch, blocks, normed)
             ahead = LookAhead.of(self._backbone, self._context, index, blocks)
-            if isinstance(layer.ffn, MoeWeights):
+            if isinstance(ffn, MoeWeights) and self._addresses(index) is None:
                 early = None if ahead is None else ahead.before_the_last
-                yield from moe_layer(self._context, layer.ffn, index, normed, running, early)
-            else:
-                dense_layer(self._context, layer.ffn, normed, running)
+                yield from visited_experts(self._context, ffn, index, normed, running, early, do)
             if ahead is not None:
                 ahead.guess()
             yield None
         # Of the wanted rows only: the head is the largest matrix of a small model.
         chosen = np.ascontiguousarray(blocks[:, batch.logit_rows])
         return Outputs(self._backbone.logits(self._context, chosen), dict(self._context.failures))
+
+    def _addresses(self, index: int) -> NDArray[np.int64] | None:
+        """Where a layer's experts lie, if all of them do."""
+        return self._context.experts.addresses(index)
+
+    def _layer(self, index: int, batch: Batch, blocks: Floats, normed: Floats) -> Floats:
+        """Layer `index`, or if its experts have to be visited, all before them; gives the running sum."""
+        ffn = self.weights.layers[index].ffn
+        running = self._backbone.attention(self._context, index, batch, blocks, normed)
+        if not isinstance(ffn, MoeWeights):
+            dense_layer(self._context, ffn, normed, running)
+            return running
+        send_rows(self._context, ffn, normed)
+        addresses = self._addresses(index)
+        if addresses is not None:
+            resident_experts(self._context, ffn, addresses, normed, running)
+        return running

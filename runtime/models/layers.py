@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,9 @@ from serai.kernels.matmul import matmul
 from serai.kernels.matmul_fast import matmul_fast
 from serai.kernels.matrix import Format, Matrix
 from serai.kernels.mla import attend
-from serai.kernels.moe import activate, combine, experts, group, route
+from serai.kernels.moe import activate, combine, experts, group, look_up, route
 from serai.kernels.norms import add as add_rows
-from serai.kernels.norms import rms_norm, sigmoid_gate
+from serai.kernels.norms import copy_heads, rms_norm, sigmoid_gate
 from serai.kernels.quantize import Quantized
 from serai.runtime.errors import SeraiError
 from serai.runtime.experts.access import Experts, Visit, Wait, pairs_of
@@ -80,6 +81,9 @@ def product(
         else:
             matmul(x, 0, matrix, out, start, add)
 
+
+Do = Callable[..., Any]
+"""Called with a name, a function and its arguments: calls it, or has what it does done (`replay.py`)."""
 
 LooksAhead = Callable[[MoeWeights, NDArray[np.float32], NDArray[np.float32], NDArray[np.float32] | None], None]
 """Given a layer's weights, the outputs of its experts so far (zeros for the rest), the weights of the picks and the
@@ -166,10 +170,8 @@ def mla_layer(
     absorbed = scratch.view("wide", rows, shape.heads * width)
     matmul(queries, query_column, weights.key_up, absorbed, 0, x_stride=shape.query_dim, out_stride=width)
     # The last `rope_dim` numbers of query and key meet unchanged (no rotation), so they pass into latent space as is.
-    heads = queries[:, query_column : query_column + shape.heads * shape.query_dim]
-    absorbed.reshape(rows, shape.heads, width)[:, :, lora:] = heads.reshape(rows, shape.heads, shape.query_dim)[
-        :, :, shape.nope_dim :
-    ]
+    last = query_column + shape.nope_dim
+    copy_heads(queries, last, shape.query_dim, absorbed, lora, width, shape.heads, shape.rope_dim)
 
     pages = (batch.seg_start, batch.seg_pos, batch.page_addr, batch.page_start, context.layout.page_tokens)
     offset = index * context.layout.page_tokens * context.layout.row_items
@@ -201,43 +203,120 @@ def dense_layer(
     product(context, inner, [(weights.down, 0)], running, add=True)
 
 
-def moe_layer(
+def send_rows(context: Context, weights: MoeWeights, normed: NDArray[np.float32]) -> None:
+    """Find the experts of all rows, and the rows of each expert; both are left in the scratch."""
+    moe, scratch, rows = context.moe, context.scratch, len(normed)
+    scores, picks = scratch.view("scores", rows, moe.experts), scratch.picks(rows)
+    route_rows(context, weights, normed, scores, picks, scratch.view("pick_weights", rows, moe.experts_per_token))
+    group(picks, moe.experts, scratch.distinct, scratch.starts, scratch.pairs, scratch.found)
+
+
+def resident_experts(
+    context: Context,
+    weights: MoeWeights,
+    addresses: NDArray[np.int64],
+    normed: NDArray[np.float32],
+    running: NDArray[np.float32],
+) -> None:
+    """After `send_rows`, routed experts that all lie in memory, at `addresses`, and shared ones; adds to `running`."""
+    scratch, picks = context.scratch, context.scratch.picks(len(normed))
+    most = min(picks.size, context.moe.experts)
+    look_up(addresses, scratch.distinct[:most], scratch.addresses[:most])
+    beside = beside_experts(context, weights, normed)
+    run_experts(context, beside, scratch.addresses[:most], scratch.starts[: most + 1], scratch.pairs[: picks.size])
+    add_each(context, weights, beside, running)
+
+
+def visited_experts(
     context: Context,
     weights: MoeWeights,
     layer: int,
     normed: NDArray[np.float32],
     running: NDArray[np.float32],
     look_ahead: LooksAhead | None,
+    do: Do,
 ) -> Iterator[Wait]:
-    """Routed experts (on a latent, where the model has one) and shared ones; adds to `running`.
+    """As `resident_experts`, of experts that have to be visited.
 
-    Pauses while experts are being read, saying what to wait for. `layer` counts all layers from 0. `look_ahead` is
-    called at most once: when the last experts are being read and all others have been computed with.
+    Pauses while they are being read, saying what to wait for. `layer` counts all layers from 0. `look_ahead` is called
+    at most once: when the last experts are being read and all others have been computed with. `do` makes the calls.
     """
-    moe, scratch, rows = context.moe, context.scratch, len(normed)
-    scores = scratch.view("scores", rows, moe.experts)
-    picks = scratch.picks(rows)
-    pick_weights = scratch.view("pick_weights", rows, moe.experts_per_token)
-    route_rows(context, weights, normed, scores, picks, pick_weights)
-    found = group(picks, moe.experts, scratch.distinct, scratch.starts, scratch.pairs)
+    scratch, picks = context.scratch, context.scratch.picks(len(normed))
     # Reading begins here; what doesn't need the experts is computed meanwhile.
-    visit = context.experts.visit(layer, scratch.distinct[:found], picks.size)
+    visit = context.experts.visit(layer, scratch.distinct[: int(scratch.found[0])], picks.size)
     try:
-        source, column, projected = expert_inputs(context, weights, normed)
-        shared = None
-        if weights.shared_down is not None:
-            shared = shared_inner(context, weights, projected, scratch.view("wide", rows, moe.shared_inner))
-        each = scratch.view("expert_out", picks.size, moe.latent)
+        beside = do("beside experts", beside_experts, context, weights, normed)
         early: Callable[[], None] | None = None
         if look_ahead is not None:
+            each = _outputs(context, len(normed))
             each[:] = 0  # it sums what there is
-            early = partial(look_ahead, weights, each, pick_weights, shared)
-        yield from _routed_experts(context, visit, found, source, column, picks, each, early)
+            pick_weights = scratch.view("pick_weights", *picks.shape)
+            early = partial(look_ahead, weights, each, pick_weights, beside.shared)
+        yield from _in_turn(context, visit, beside, early)
     finally:
         visit.close()
+    do("sum of experts", add_each, context, weights, beside, running)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a layer needs no routed expert for: their inputs, `rows` from `column` on, and the shared ones' inner
+    activations, if there are any."""
+
+    rows: NDArray[np.float32]
+    column: int
+    shared: NDArray[np.float32] | None
+
+
+def beside_experts(context: Context, weights: MoeWeights, normed: NDArray[np.float32]) -> Beside:
+    """Compute what needs no routed expert."""
+    source, column, projected = expert_inputs(context, weights, normed)
+    if weights.shared_down is None:
+        return Beside(source, column, None)
+    room = context.scratch.view("wide", len(normed), context.moe.shared_inner)
+    return Beside(source, column, shared_inner(context, weights, projected, room))
+
+
+def run_experts(
+    context: Context,
+    inputs: Beside,
+    addresses: NDArray[np.int64],
+    starts: NDArray[np.int32],
+    pairs: NDArray[np.int32],
+) -> None:
+    """What the experts at `addresses` make of the rows of their pairs, each pair's output at its own place.
+
+    Each is kept until all are there, since experts come in any order.
+    """
+    scratch, held, k = context.scratch, context.experts, context.moe.experts_per_token
+    inner = scratch.view("inner", len(inputs.rows) * k, held.layout.inner)
+    experts(
+        inputs.rows,
+        inputs.column,
+        held.layout,
+        addresses,
+        starts,
+        pairs,
+        k,
+        context.config.activation,
+        inner,
+        _outputs(context, len(inputs.rows)),
+        fast=context.fast,
+        quantised=scratch.quantised,
+    )
+
+
+def _outputs(context: Context, rows: int) -> NDArray[np.float32]:
+    """Of each expert for each row that picked it, float32 `[rows * picks, latent]`."""
+    return context.scratch.view("expert_out", rows * context.moe.experts_per_token, context.moe.latent)
+
+
+def add_each(context: Context, weights: MoeWeights, beside: Beside, running: NDArray[np.float32]) -> None:
+    """Sum what each routed expert gave, and add that and the shared ones' part."""
+    moe, scratch, rows = context.moe, context.scratch, len(running)
     routed = scratch.view("mixed", rows, moe.latent)
-    combine(each, pick_weights, routed)
-    add_experts(context, weights, routed, shared, running)
+    combine(_outputs(context, rows), scratch.view("pick_weights", rows, moe.experts_per_token), routed)
+    add_experts(context, weights, routed, beside.shared, running)
 
 
 def expert_inputs(
@@ -310,42 +389,19 @@ def route_rows(
     )
 
 
-def _routed_experts(
-    context: Context,
-    visit: Visit,
-    found: int,
-    source: NDArray[np.float32],
-    column: int,
-    picks: NDArray[np.int32],
-    each: NDArray[np.float32],
-    before_the_last: Callable[[], None] | None,
+def _in_turn(
+    context: Context, visit: Visit, inputs: Beside, before_the_last: Callable[[], None] | None
 ) -> Iterator[Wait]:
-    """What every pair's expert makes of its row's source, into `each` `[rows * picks, latent]`.
-
-    Experts are computed with as they become available, which is why each pair's output is kept until all are there.
-    """
-    scratch, held = context.scratch, context.experts
-    starts, pairs = scratch.starts[: found + 1], scratch.pairs[: picks.size]
-    inner = scratch.view("inner", picks.size, held.layout.inner)
+    """Compute with experts as they become available."""
+    scratch, k = context.scratch, context.moe.experts_per_token
+    found = int(scratch.found[0])
+    starts, pairs = scratch.starts[: found + 1], scratch.pairs[: len(inputs.rows) * k]
     while not visit.finished:
         batch = visit.take()
         if batch is not None:
             everything = len(batch.which) == found
             some_starts, some_pairs = (starts, pairs) if everything else pairs_of(batch.which, starts, pairs)
-            experts(
-                source,
-                column,
-                held.layout,
-                batch.addresses,
-                some_starts,
-                some_pairs,
-                picks.shape[1],
-                context.config.activation,
-                inner,
-                each,
-                fast=context.fast,
-                quantised=scratch.quantised,
-            )
+            run_experts(context, inputs, batch.addresses, some_starts, some_pairs)
         elif not visit.finished:
             if before_the_last is not None and visit.is_draining:
                 before_the_last()
@@ -353,5 +409,5 @@ def _routed_experts(
             yield visit.wait
     for place, error in visit.failures.items():
         lost = pairs[starts[place] : starts[place + 1]]
-        each[lost] = 0
-        context.failures.update((int(pair) // picks.shape[1], error) for pair in lost)
+        _outputs(context, len(inputs.rows))[lost] = 0
+        context.failures.update((int(pair) // k, error) for pair in lost)

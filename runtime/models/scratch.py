@@ -11,7 +11,7 @@ from serai.kernels.mla import mla_scratch_floats
 from serai.kernels.quantize import Quantized
 from serai.kernels.threads import threads
 from serai.runtime.models.config import ExpertFormat, ModelConfig
-from serai.runtime.models.scratch_shape import ScratchShape
+from serai.runtime.models.scratch_shape import FOUND, ScratchShape
 from serai.runtime.models.trunk import Trunk
 
 K = TypeVar("K")
@@ -55,7 +55,9 @@ class Scratch:
         self._picks = np.empty(pairs, dtype=np.int32)
         self.pairs = np.empty(pairs, dtype=np.int32)
         self.distinct = np.empty(shape.distinct(max_rows), dtype=np.int32)
+        self.addresses = np.empty(shape.distinct(max_rows), dtype=np.int64)
         self.starts = np.empty(shape.starts(max_rows), dtype=np.int32)
+        self.found = np.zeros(FOUND, dtype=np.int32)
         kda, mla, moe = config.kda, config.mla, config.moe
         self.kda = aligned(kda_scratch_floats(kda.head_dim, threads()), np.float32)
         self.mla = aligned(mla_scratch_floats(mla.kv_lora_rank, mla.rope_dim, threads()), np.float32)
@@ -73,7 +75,8 @@ class Scratch:
     @property
     def bytes(self) -> int:
         """Bytes of all buffers together."""
-        arrays = [*self._floats.values(), self._picks, self.pairs, self.distinct, self.starts, self.kda, self.mla]
+        arrays = [*self._floats.values(), self._picks, self.pairs, self.distinct, self.addresses, self.starts]
+        arrays += [self.found, self.kda, self.mla]
         held = [*(self.quantised or ()), *([] if self._activations is None else [self._activations])]
         return sum(one.nbytes for one in [*arrays, *held])
 

@@ -9,6 +9,9 @@ from serai.runtime.models.layout import state_layout
 from serai.runtime.models.trunk import GROUP
 from serai.runtime.state import Part, part_bytes
 
+FOUND = 1
+"""How many experts a step visits is a number beside them."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScratchShape:
@@ -61,14 +64,15 @@ class ScratchShape:
         experts = self.picks * (self.expert_inner + self.expert_out + 3)
         floats = self.hidden * (self.blocks + 1) + self.projected + self.wide + self.second + self.mixed + experts
         floats += self.experts  # the router's scores
-        return 4 * (rows * floats + self.distinct(rows) + self.starts(rows))
+        # Of a visited expert its id and, in two words, its address.
+        return 4 * (rows * floats + 3 * self.distinct(rows) + self.starts(rows) + FOUND)
 
     def wide_bytes(self, rows: int) -> int:
         """Bytes that passes of up to that many rows need beside the working memory of ordinary steps."""
         # What outlives a tile: blocks, what the experts read and their sum, the shared ones' activations, picks and
         # their weights, and each expert's pairs. Beside it the state of one session between two tiles.
         floats = self.hidden * self.blocks + 2 * self.expert_out + self.shared_inner + 3 * self.picks
-        return 4 * (rows * floats + self.distinct(rows) + self.starts(rows) + self.state)
+        return 4 * (rows * floats + self.distinct(rows) + self.starts(rows) + FOUND + self.state)
 
     def q8_activation_bytes(self, rows: int) -> int:
         """Bytes of the 8-bit activations that a quantised trunk needs: codes, and three numbers per 32 of them."""

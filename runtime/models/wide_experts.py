@@ -5,7 +5,7 @@ to be kept of an expert once its rows are done.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from serai.kernels.matrix import aligned
 from serai.kernels.moe import combine_some, experts, group
 from serai.runtime.experts.access import Batch, Visit, Wait
 from serai.runtime.models.layers import Context
+from serai.runtime.models.scratch_shape import FOUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Routed:
     pairs: NDArray[np.int32]
     distinct: NDArray[np.int32]
     starts: NDArray[np.int32]
+    found: NDArray[np.int32]
 
     @classmethod
     def empty(cls, rows: int, k: int, latent: int, distinct: int) -> "Routed":
@@ -41,21 +43,23 @@ class Routed:
             pairs=np.empty(rows * k, np.int32),
             distinct=np.empty(distinct, np.int32),
             starts=np.empty(distinct + 1, np.int32),
+            found=np.zeros(FOUND, np.int32),
         )
 
     @property
     def bytes(self) -> int:
-        arrays = (self.picks, self.weights, self.sums, self.pairs, self.distinct, self.starts)
+        arrays = (self.picks, self.weights, self.sums, self.pairs, self.distinct, self.starts, self.found)
         return sum(one.nbytes for one in arrays)
 
     def first(self, rows: int) -> "Routed":
         """The part of the first rows."""
         pairs = self.pairs[: rows * self.picks.shape[1]]
-        return Routed(self.picks[:rows], self.weights[:rows], self.sums[:rows], pairs, self.distinct, self.starts)
+        return replace(self, picks=self.picks[:rows], weights=self.weights[:rows], sums=self.sums[:rows], pairs=pairs)
 
     def group(self, count: int) -> NDArray[np.int32]:
         """Find the pairs of each expert out of `count`; the ids of those picked, ascending."""
-        return self.distinct[: group(self.picks, count, self.distinct, self.starts, self.pairs)]
+        group(self.picks, count, self.distinct, self.starts, self.pairs, self.found)
+        return self.distinct[: int(self.found[0])]
 
     def rows_of(self, places: list[int]) -> NDArray[np.int32]:
         """The rows that picked the experts at these places in the ids."""

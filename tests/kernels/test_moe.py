@@ -153,10 +153,10 @@ def test_sizes_that_make_no_routing_are_refused() -> None:
 
 def grouped(ids: Any, n_experts: int) -> tuple[Any, Any, Any]:
     most = min(ids.size, n_experts)
-    found, start = np.full(most, -1, np.int32), np.full(most + 1, -1, np.int32)
-    pairs = np.full(ids.size, -1, np.int32)
-    n = group(ids, n_experts, found, start, pairs)
-    return found[:n], start[: n + 1], pairs
+    experts, start = np.full(most, -1, np.int32), np.full(most + 1, -1, np.int32)
+    pairs, found = np.full(ids.size, -1, np.int32), np.full(1, -1, np.int32)
+    group(ids, n_experts, experts, start, pairs, found)
+    return experts[: found[0]], start[: found[0] + 1], pairs
 
 
 def test_grouping_lists_every_pair_by_expert_and_row() -> None:
@@ -178,8 +178,9 @@ def test_grouping_any_picks_is_a_stable_sort() -> None:
 def test_picks_that_are_no_experts_are_refused() -> None:
     with pytest.raises(ValueError, match="-1 to 3 are not all among 4"):
         grouped(np.array([[3, -1]], np.int32), 4)
+    two = np.zeros(2, np.int32)
     with pytest.raises(ValueError, match="need 2, 3 and 2 places"):
-        group(np.zeros((1, 2), np.int32), 4, np.zeros(2, np.int32), np.zeros(2, np.int32), np.zeros(2, np.int32))
+        group(np.zeros((1, 2), np.int32), 4, two, two, two, two)
 
 
 # Experts ---------------------------------------------------------------------------------------------------------

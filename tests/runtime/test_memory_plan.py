@@ -249,7 +249,8 @@ def test_sizes_below_one_are_refused() -> None:
 
 def test_scratch_grows_with_the_rows_and_holds_every_experts_output() -> None:
     shape = ScratchShape.of(K3)
-    lists = (1 + 2 * 16, 1 + 2 * 896)  # 512 rows reach every expert of a layer
+    # Ids, addresses of two words and starts of the experts, one start more, their number; 512 rows reach every expert.
+    lists = (2 + 4 * 16, 2 + 4 * 896)
     assert shape.bytes_for(512) - 4 * lists[1] == 512 * (shape.bytes_for(1) - 4 * lists[0])
     assert plan_memory(K3, kernel_scratch_bytes=99).scratch_bytes == plan_memory(K3).scratch_bytes + 99
     assert (shape.picks, shape.expert_inner, shape.expert_out) == (16, 3072, 3584)

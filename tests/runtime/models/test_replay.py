@@ -1,0 +1,66 @@
+"""Repeated steps have the bits of those taken through Python, whatever changes between them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serai.checkpoints.snapshot import LatentType
+from serai.runtime.bench.tiny import TINY_MODELS, TinyModel, write_tiny_model
+from serai.runtime.checks.stepping import Stepper
+from serai.runtime.models import replay
+from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
+from serai.runtime.models.replay import KEPT, Replays
+from serai.runtime.models.trunk import Trunk
+from serai.runtime.state import StatePool
+
+VARIANTS = [
+    (Precision.EXACT, Trunk.AS_STORED, None),
+    (Precision.FAST, Trunk.Q8, None),
+    (Precision.FAST, Trunk.Q4, LatentType.Q8),
+]
+
+
+def some_steps(loaded: LoadedModel) -> list[bytes]:
+    """Three sessions of different lengths, in steps of one to three of them, that each get one or two tokens: the same
+    number of rows is had by different sessions and pages."""
+    rng, vocab = np.random.default_rng(0), loaded.model.config.vocab_size
+    stepper = Stepper(loaded, StatePool(loaded.layout, poison=True))
+    states = [stepper.run(rng.integers(0, vocab, count).astype(np.int32)) for count in (3, 60, 30)]
+    for number in range(24):
+        chosen, tokens = 1 + number % 3, 1 + number // 3 % 2
+        first = number % (4 - chosen)
+        parts = [(one, rng.integers(0, vocab, tokens).astype(np.int32)) for one in states[first : first + chosen]]
+        states[first : first + chosen], _ = stepper.feed(parts)
+    return [stepper.ended(state) for state in states]
+
+
+@pytest.mark.parametrize("shape", TINY_MODELS.values(), ids=TINY_MODELS)
+@pytest.mark.parametrize(("precision", "trunk", "latents"), VARIANTS)
+def test_repeated_steps_have_the_bits_of_called_ones(
+    shape: TinyModel,
+    precision: Precision,
+    trunk: Trunk,
+    latents: LatentType | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_tiny_model(tmp_path / "m", shape)
+    loaded = load_model(find_model(tmp_path / "m"), precision, max_rows=64, trunk=trunk, latents=latents)
+    repeated = [some_steps(loaded) for _ in range(2)]
+    monkeypatch.setattr(replay, "MOST_ROWS", 0)
+    assert [some_steps(loaded)] * 2 == repeated
+    loaded.model.close()
+
+
+def test_only_so_many_numbers_of_rows_are_remembered(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "m", next(iter(TINY_MODELS.values())))
+    loaded = load_model(find_model(tmp_path / "m"), Precision.EXACT, max_rows=64)
+    stepper = Stepper(loaded, StatePool(loaded.layout))
+    rng, replays = np.random.default_rng(0), loaded.model.replays
+    assert isinstance(replays, Replays)
+    for rows in range(1, KEPT + 3):
+        stepper.run(rng.integers(0, 100, rows).astype(np.int32)).release()
+        stepper.run(rng.integers(0, 100, 1).astype(np.int32)).release()
+    assert replays.rows == [*range(4, KEPT + 3), 1]
+    loaded.model.close()
