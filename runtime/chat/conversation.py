@@ -5,6 +5,7 @@ to know of that past: what the last reply left open, whose results may come, how
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -204,8 +205,10 @@ class ToolResult:
     """A tool's answer with what is known of the call it answers.
 
     `call` is the one its id names; `call_at_place` the one at its own place among the calls, if its id names none.
+    `index` is the message's own in the list of messages.
     """
 
+    index: int
     message: Message
     call: PlacedCall | None
     call_at_place: PlacedCall | None
@@ -250,15 +253,27 @@ def place_results(run: Run, cursor: Cursor) -> list[ToolResult]:
     for place, call in enumerate(cursor.calls):
         if call.id is not None:
             places.setdefault(call.id, []).append(place)
-    messages = list(run.messages)
-    if all(message.call_id in places for message in messages):
-        messages.sort(key=lambda message: places[message.call_id][0])
+    indexed = list(enumerate(run.messages, run.index))
+    if all(message.call_id in places for message in run.messages):
+        indexed.sort(key=lambda one: places[one[1].call_id][0])
     results = []
-    for place, message in enumerate(messages, cursor.results):
+    for place, (index, message) in enumerate(indexed, cursor.results):
         if named := places.get(message.call_id):
             # Calls may share an id, however wrong that is: then each result takes the next of them.
-            results.append(ToolResult(message, cursor.calls[named.pop(0) if len(named) > 1 else named[0]], None))
+            call = cursor.calls[named.pop(0) if len(named) > 1 else named[0]]
+            results.append(ToolResult(index, message, call, None))
         else:
             at_place = cursor.calls[place] if place < len(cursor.calls) else None
-            results.append(ToolResult(message, None, at_place))
+            results.append(ToolResult(index, message, None, at_place))
     return results
+
+
+@contextmanager
+def told_of(index: int) -> Iterator[None]:
+    """What is raised of a message in the block, and says not yet of which, is told of the one at `index`."""
+    try:
+        yield
+    except PromptInvalid as error:
+        if error.message_index is not None:
+            raise
+        raise PromptInvalid(str(error), message_index=index) from None

@@ -28,6 +28,7 @@ from serai.runtime.chat.conversation import (
     Run,
     place_results,
     runs,
+    told_of,
 )
 from serai.runtime.chat.errors import PromptInvalid
 from serai.runtime.chat.grammars import Held
@@ -88,12 +89,8 @@ class K2Markup:
         if messages:
             cursor = _speak(out, cursor, begins_with_system=messages[0].role == "system")
         for run in runs(messages):
-            try:
+            with told_of(run.index):
                 cursor = _write_run(out, cursor, run)
-            except PromptInvalid as error:
-                if error.message_index is not None:
-                    raise
-                raise PromptInvalid(str(error), message_index=run.index) from None
         return Rendered(out.finish(), cursor)
 
     def prompt(self, cursor: Cursor, notes: Notes = NO_NOTES, *, thinking: bool | None = None) -> Rendered:
@@ -181,14 +178,16 @@ def _write_calls(out: SegmentWriter, calls: Sequence[ToolCall], placed: Sequence
 
 def _write_results(out: SegmentWriter, cursor: Cursor, run: Run) -> None:
     for result in place_results(run, cursor):
-        call = result.call or result.call_at_place
-        returned = (call.model_id if call else None) or result.message.call_id or result.message.name
-        if returned is None:
-            raise PromptInvalid(
-                "this tool result answers no call of the turn before it; give the tool_call_id of the call, or put it "
-                "after the assistant message that made the call"
-            )
-        _write_turn(out, SYSTEM, result.message.name or "tool", f"## Return of {returned}\n{_body(result.message)}")
+        with told_of(result.index):
+            call = result.call or result.call_at_place
+            returned = (call.model_id if call else None) or result.message.call_id or result.message.name
+            if returned is None:
+                raise PromptInvalid(
+                    "this tool result answers no call of the turn before it; give the tool_call_id of the call, or put "
+                    "it after the assistant message that made the call"
+                )
+            body = f"## Return of {returned}\n{_body(result.message)}"
+            _write_turn(out, SYSTEM, result.message.name or "tool", body)
 
 
 def _write_turn(out: SegmentWriter, head: str, speaker: str, body: str) -> None:

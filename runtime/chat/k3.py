@@ -27,6 +27,7 @@ from serai.runtime.chat.conversation import (
     Run,
     place_results,
     runs,
+    told_of,
 )
 from serai.runtime.chat.errors import PromptInvalid
 from serai.runtime.chat.grammars import Held
@@ -88,12 +89,8 @@ class K3Markup:
         out = K3Writer(cursor.missing)
         cursor = replace(cursor, missing=(), reply=None)
         for run in runs(messages):
-            try:
+            with told_of(run.index):
                 cursor = _write_run(out, cursor, run)
-            except PromptInvalid as error:
-                if error.message_index is not None:
-                    raise
-                raise PromptInvalid(str(error), message_index=run.index) from None
         return Rendered(out.finish(), cursor)
 
     def prompt(self, cursor: Cursor, notes: Notes = NO_NOTES, *, thinking: bool | None = None) -> Rendered:
@@ -143,17 +140,18 @@ def _write_run(out: K3Writer, cursor: Cursor, run: Run) -> Cursor:
 
 
 def _write_results(out: K3Writer, cursor: Cursor, run: Run) -> None:
-    for index, result in enumerate(place_results(run, cursor), cursor.results + 1):
-        at_place = result.call_at_place
-        name = result.call.name if result.call else result.message.name or (at_place.name if at_place else None)
-        if name is None:
-            raise PromptInvalid(
-                f"this tool result (tool_call_id {result.message.call_id!r}) answers no call of the turn before it; "
-                "give the tool's name, or put it after the assistant message that made the call"
-            )
-        out.open("message", role="tool", tool=name, index=str(index))
-        _write_parts(out, result.parts)
-        out.end_message()
+    for number, result in enumerate(place_results(run, cursor), cursor.results + 1):
+        with told_of(result.index):
+            at_place = result.call_at_place
+            name = result.call.name if result.call else result.message.name or (at_place.name if at_place else None)
+            if name is None:
+                raise PromptInvalid(
+                    f"this tool result (tool_call_id {result.message.call_id!r}) answers no call of the turn before "
+                    "it; give the tool's name, or put it after the assistant message that made the call"
+                )
+            out.open("message", role="tool", tool=name, index=str(number))
+            _write_parts(out, result.parts)
+            out.end_message()
 
 
 def _write_parts(out: K3Writer, parts: Sequence[Part]) -> None:

@@ -189,6 +189,20 @@ def test_a_result_that_answers_nothing_is_refused_by_its_index(markup: Markup) -
 
 
 @BOTH
+def test_of_several_results_the_one_at_fault_is_named(markup: Markup) -> None:
+    """Though they are rendered together, and in the order of the calls."""
+    begun = markup.begin(PromptOptions(thinking=markup is K3M))
+    calls = [ToolCall("f", "", "a"), ToolCall("g", "", "b")]
+    asked = [Message.user("q"), Message.assistant("", calls=calls)]
+    answered = [Message.tool("1", call_id="a"), Message.tool("2", call_id="b"), Message.tool("3")]
+    with pytest.raises(PromptInvalid, match=r"^message 4: this tool result .*answers no call"):
+        markup.append(begun.cursor, [*asked, *answered])
+    seen = Message("tool", (ImagePart("http://x"),), call_id="a")
+    with pytest.raises(PromptInvalid, match=r"^message 3: the image 'http://x' can't be read"):
+        markup.append(begun.cursor, [*asked, Message.tool("2", call_id="b"), seen])
+
+
+@BOTH
 def test_arguments_that_are_no_object_are_refused_by_the_messages_index(markup: Markup) -> None:
     """B89"""
     begun = markup.begin(PromptOptions(thinking=markup is K3M))

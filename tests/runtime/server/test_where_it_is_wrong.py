@@ -12,6 +12,7 @@ pytestmark = pytest.mark.anyio
 HELLO = "well</think><response>hello</response></message>!"
 HALF = "half \ud83d"
 TOOL = {"type": "function", "name": "look", "description": None, "parameters": {"type": "object", "properties": {}}}
+CALL = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
 ORPHAN = {"type": "function_call_output", "call_id": "nobody", "output": "t"}
 RESULT = {"type": "tool_result", "tool_use_id": "nobody", "content": "t"}
 ANSWER = {"role": "assistant", "content": "x"}
@@ -37,6 +38,7 @@ ANSWER = {"role": "assistant", "content": "x"}
             {"instructions": "i", "input": [user("hi"), {"type": "reasoning", "content": []}, ANSWER, ORPHAN]},
             "input[3]",
         ),
+        ("/v1/responses", {"input": [user("hi"), CALL, {**ORPHAN, "call_id": "c"}, ORPHAN]}, "input[3]"),
         ("/v1/responses/input_tokens", {"instructions": "i", "input": [user("hi"), ORPHAN]}, "input[1]"),
         ("/v1/chat/completions", {"messages": [{"role": "system", "content": "s"}, user(HALF)]}, "messages[1]"),
     ],
