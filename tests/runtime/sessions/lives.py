@@ -9,7 +9,7 @@ every bit a session has.
 import asyncio
 
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import rule
 
 from serai.runtime import SamplingParams, Session
 from serai.runtime.errors import OutOfBudget, SessionBusy
@@ -17,7 +17,6 @@ from tests.runtime.scripted import VOCAB
 from tests.runtime.sessions.world import (
     LIMIT_BYTES,
     MOST_READERS,
-    MOST_SESSIONS,
     MOST_TOKENS,
     World,
     cancelled,
@@ -30,9 +29,10 @@ from tests.runtime.sessions.world import (
 class Sessions(World):
     """Without a store: nothing can be moved out or survive, and examples are cheap."""
 
-    @precondition(lambda self: len(self.life.sessions) < MOST_SESSIONS)
     @rule(namespace=st.sampled_from(["", "other"]))
     def open_one(self, namespace: str) -> None:
+        if not self.has_room():
+            return
         self.add(self.do(self.life.rt.session(namespace=namespace)), [], 0)
 
     @rule(place=places, ids=tokens)
@@ -64,11 +64,12 @@ class Sessions(World):
             self.happened["states thinned out"] += kept < len(ids)
         self.compare(known)
 
-    @precondition(lambda self: len(self.life.sessions) + 2 <= MOST_SESSIONS)
     @rule(place=places, cut=places, more=tokens)
     def begin_like_another(self, place: int, cut: int, more: list[int]) -> None:
         """New sessions, one in each namespace, that start with what one of the others has read, every other time with
         all of it: states are left at the ends of calls."""
+        if not self.has_room(2):
+            return
         known = self.pick(place)
         if known is None or not known.ids:
             return
@@ -82,10 +83,11 @@ class Sessions(World):
             self.happened["a beginning that another namespace has"] += namespace != known.session.namespace
             self.compare(self.add(session, ids, len(ids)))
 
-    @precondition(lambda self: len(self.life.sessions) + 3 <= MOST_SESSIONS)
     @rule(ids=tokens, tails=st.lists(tokens, min_size=2, max_size=3))
     def arrive_together(self, ids: list[int], tails: list[list[int]]) -> None:
         """Several at once with the same beginning."""
+        if not self.has_room(3):
+            return
 
         async def one(tail: list[int]) -> Session:
             session = await self.life.rt.session()
@@ -100,9 +102,10 @@ class Sessions(World):
             self.add(session, ids + tail, len(ids + tail))
         self.happened["arrivals together"] += 1
 
-    @precondition(lambda self: len(self.life.sessions) < MOST_SESSIONS)
     @rule(place=places, ids=tokens, more=tokens)
     def say_the_same_to_a_fork(self, place: int, ids: list[int], more: list[int]) -> None:
+        if not self.has_room():
+            return
         known = self.pick(place)
         if known is None or len(known.ids) + len(ids) + len(more) > MOST_TOKENS:
             return
@@ -158,19 +161,17 @@ class Sessions(World):
                 continue
             raise AssertionError("a session did two things at once")
 
-    @precondition(lambda self: len(self.life.sessions) < MOST_SESSIONS)
     @rule(place=places)
     def fork(self, place: int) -> None:
         """From the present, which is allowed while somebody reads."""
-        if not self.life.sessions:
+        if not self.life.sessions or not self.has_room():
             return
         known = self.life.sessions[place % len(self.life.sessions)]
         self.add(self.do(known.session.fork()), known.ids, None)
 
-    @precondition(lambda self: len(self.life.sessions) < MOST_SESSIONS)
     @rule(place=places, cut=places)
     def fork_at(self, place: int, cut: int) -> None:
-        if not self.life.sessions:
+        if not self.life.sessions or not self.has_room():
             return
         known = self.life.sessions[place % len(self.life.sessions)]
         position = cut % (len(known.ids) + 1)
@@ -180,19 +181,19 @@ class Sessions(World):
         child = self.do(_forked_at(known.session, position))
         self.compare(self.add(child, known.ids[:position], None))
 
-    @precondition(lambda self: len(self.life.sessions) < MOST_SESSIONS)
     @rule(place=places, cut=places, read=st.integers(1, 4))
     def fork_far_back_under_a_reader(self, place: int, cut: int, read: int) -> None:
+        if not self.has_room():
+            return
         self.generate(place, 6, read, stays=True)
         readers = [known for known in self.life.sessions if not known.is_free]
         if readers:
             known = readers[place % len(readers)]
             self.fork_at(self.life.sessions.index(known), cut % len(known.ids))
 
-    @precondition(lambda self: len(self.life.sessions) < MOST_SESSIONS)
     @rule(place=places, which=places)
     def fork_at_a_node(self, place: int, which: int) -> None:
-        if not self.life.sessions:
+        if not self.life.sessions or not self.has_room():
             return
         known = self.life.sessions[place % len(self.life.sessions)]
         nodes = known.session.record.nodes()

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import rule
 
 from serai.runtime import Runtime
 from serai.runtime.errors import SessionGone
 from tests.runtime.sessions.lives import Sessions
-from tests.runtime.sessions.world import MOST_SESSIONS, Rested, cancelled, places, until_idle
+from tests.runtime.sessions.world import Rested, cancelled, places, until_idle
 
 COMMON = settings(
     deadline=None,
@@ -62,20 +62,20 @@ class StoredSessions(Sessions):
             self.do(known.session.close())
         self.life.sessions.remove(known)
 
-    @precondition(lambda self: self.rested and len(self.life.sessions) < MOST_SESSIONS)
     @rule(place=places, background=st.booleans())
     def resume(self, place: int, background: bool) -> None:
         """Any number of times: the second one branches off."""
+        if not self.rested or not self.has_room():
+            return
         rested = self.rested[place % len(self.rested)]
         self.happened["a resume that replays"] += self.do(self.life.rt.replay_tokens(rested.point)) > 0
         self.happened["a resume"] += 1
         session = self.do(self.life.rt.resume(rested.point, background=background))
         self.compare(self.add(session, rested.ids, len(rested.ids)))
 
-    @precondition(lambda self: len(self.life.sessions) < MOST_SESSIONS)
     @rule(place=places, turns=st.integers(0, 12))
     def cancel_a_resume(self, place: int, turns: int) -> None:
-        if not self.rested:
+        if not self.rested or not self.has_room():
             return
         rested = self.rested[place % len(self.rested)]
         session = self.do(cancelled(self.life.rt.resume(rested.point), turns))

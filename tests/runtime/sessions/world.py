@@ -161,6 +161,12 @@ class World(RuleBasedStateMachine):
         self.life.sessions.append(known)
         return known
 
+    def has_room(self, more: int = 1) -> bool:
+        """Whether so many may be added. A rule asks when it runs, and is never left out for it: how far a cancelled
+        call came is for threads to say, and with it how many sessions there are, and an example that is run again must
+        draw alike."""
+        return len(self.life.sessions) + more <= MOST_SESSIONS
+
     # What the model must say
 
     def logits(self, ids: list[int]) -> NDArray[np.float32]:
