@@ -150,6 +150,8 @@ class Sessions:
         await self.end(before, erase=not parked.stored)
 
     async def _unpark(self, place: Place) -> tuple[_Parked, int]:
+        """What stands at a place, and how many tokens were read for it. It stays parked unless the place was deleted
+        meanwhile: who has begun goes on, and nobody else can."""
         lock = self._restoring.setdefault(place.id, anyio.Lock())
         try:
             async with lock:
@@ -159,9 +161,14 @@ class Sessions:
                 self._parked.pop(place.id, None)  # somebody ended it by its session's id
                 if self.store is None:
                     raise response_not_found(place.id)
-                known = await anyio.to_thread.run_sync(_known_position, self.store, place.id)
-                session = await self.runtime.resume(place.id)
-                return self._park(_Parked(place, session, stored=True)), place.position - known
+                try:
+                    known = await anyio.to_thread.run_sync(_known_position, self.store, place.id)
+                    parked = _Parked(place, await self.runtime.resume(place.id), stored=True)
+                except SessionGone:  # it was there when the request looked for it
+                    raise response_not_found(place.id) from None
+                if self.catalogue.get(place.id, place.namespace) is not None:
+                    self._park(parked)
+                return parked, place.position - known
         finally:
             if not lock.locked() and self._restoring.get(place.id) is lock:
                 del self._restoring[place.id]

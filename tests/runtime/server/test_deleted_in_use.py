@@ -1,10 +1,16 @@
 """What is deleted while somebody goes on from it: nobody can begin there any more; whoever has begun goes on."""
 
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
+import anyio.from_thread
 import pytest
 
+from serai.checkpoints import Store
 from serai.runtime.errors import SessionGone
 from serai.runtime.server.responses_request import PREFIX
 from tests.runtime.server.client import Client, serving_model
@@ -51,24 +57,65 @@ async def gone(client: Client, name: str) -> None:
     assert (await client.call("POST", "/v1/responses", on)).status == 404
 
 
-async def test_a_response_that_is_being_resumed_is_deleted(tmp_path: Path) -> None:
-    """Whoever goes on from it is told that it is gone, or goes on; nothing breaks, and nothing is left in memory."""
-    async with serving_model(ReplyModel(lambda prompt: HELLO), store=tmp_path) as client:
+@asynccontextmanager
+async def after_a_restart(folder: Path) -> AsyncIterator[tuple[Client, Steps, dict[str, Any]]]:
+    """A server over a store with a response whose tokens have to be read again, each step let through by the test; and
+    a request that goes on from it and is not to be stored."""
+    async with serving_model(ReplyModel(lambda prompt: HELLO), store=folder) as client:
         first = await client.post("/v1/responses", {"input": "hi"})
-    steps, model = Steps(), ReplyModel(lambda prompt: HELLO)
-    async with serving_model(model, store=tmp_path, limits=steps.limits) as client:
-        model.before_step = steps
-        on = {"input": "more", "previous_response_id": first["id"]}
+    with Store.open(str(folder)) as store:
+        for snapshot in store.snapshots():
+            store.drop_snapshot(snapshot.node_id)
+    steps = Steps()
+    model = ReplyModel(lambda prompt: HELLO, before_step=steps)
+    async with serving_model(model, store=folder, limits=steps.limits) as client:
+        yield client, steps, {"input": "more", "previous_response_id": first["id"], "store": False}
+
+
+async def test_a_response_goes_on_from_one_that_is_deleted_while_its_state_is_rebuilt(tmp_path: Path) -> None:
+    """And then nothing is left of the deleted one, in memory or in the store."""
+    async with after_a_restart(tmp_path) as (client, steps, on):
+        sessions, first = client.service.sessions, on["previous_response_id"]
         second = client.start("POST", "/v1/responses", on)
         await steps.waits()
-        assert (await client.call("DELETE", f"/v1/responses/{first['id']}")).status == 200
+        assert sessions.parked == 0, "it is being read for the first time"
+        assert (await client.call("DELETE", f"/v1/responses/{first}")).status == 200
         steps.free()
         await second.ended.wait()
-        assert second.status in (200, 404), second.json()
-        await gone(client, first["id"])
-        await client.service.tidy()
-        left = [one for one in client.service.runtime.status().sessions if one.doing]
-        assert left == []
+        assert second.status == 200, second.json()
+        await gone(client, first)
+        assert sessions.parked == 1, "the second one, which is to be forgotten later"
+        await client.service.tidy(now_s=anyio.current_time() + 10_000)
+        assert client.service.runtime.status().sessions == ()
+        assert sessions.store is not None
+        with pytest.raises(SessionGone):
+            sessions.store.node(first.removeprefix(PREFIX))
+
+
+async def test_a_response_that_is_deleted_before_its_resuming_began_is_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was there when the request looked for it."""
+    async with after_a_restart(tmp_path) as (client, steps, on):
+        looking, deleted = anyio.Event(), threading.Event()
+        nearest, store = Store.nearest_snapshot, client.service.sessions.store
+
+        def slow(self: Store, node_id: str) -> str | None:
+            if self is store and not deleted.is_set():
+                anyio.from_thread.run_sync(looking.set)
+                assert deleted.wait(5)
+            return nearest(self, node_id)
+
+        monkeypatch.setattr(Store, "nearest_snapshot", slow)
+        steps.free()
+        second = client.start("POST", "/v1/responses", on)
+        with anyio.fail_after(5):
+            await looking.wait()
+        assert (await client.call("DELETE", f"/v1/responses/{on['previous_response_id']}")).status == 200
+        deleted.set()
+        await second.ended.wait()
+        assert (second.status, second.json()["error"]["code"]) == (404, "previous_response_not_found")
+        assert client.service.runtime.status().sessions == ()
 
 
 async def test_a_response_goes_on_from_an_unstored_one_that_is_forgotten_meanwhile(tmp_path: Path) -> None:
