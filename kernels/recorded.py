@@ -14,10 +14,11 @@ stays where it is; `inputs` are those that may lie elsewhere each time, and may 
 What is not a kernel isn't repeated, and checks of arguments aren't either: they held for the recorded call.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -78,16 +79,16 @@ class _Notes:
 
     def __init__(self, inputs: Sequence[Input]) -> None:
         self._inputs = tuple(inputs)
-        self._names: list[str] = []
+        self._called: list[Kernel[Any, Any]] = []
+        self._starts: list[int] = []
         self._words: list[int] = []
-        self._launches: list[int] = []
         self._moving: list[int] = []
         self._arrays: list[NDArray[Any]] = []
 
     def add(self, called: Kernel[Any, Any], args: tuple[Any, ...]) -> None:
         """Note a call that has just been made."""
-        self._names.append(called.name)
-        self._launches += [launcher(called), len(self._words)]
+        self._called.append(called)
+        self._starts.append(len(self._words))
         for kind, value in zip(called.compiled.signature.args, args, strict=True):
             self._add_argument(kind, value)
 
@@ -116,31 +117,45 @@ class _Notes:
 
     def calls(self) -> Calls:
         """What was noted."""
-        words, launches, moving = (np.array(one, np.int64) for one in (self._words, self._launches, self._moving))
-        launches[1::2] = words.ctypes.data + _WORD_BYTES * launches[1::2]
-        return Calls(tuple(self._names), words, launches, moving, tuple(self._arrays))
+        words, starts, moving = (np.array(one, np.int64) for one in (self._words, self._starts, self._moving))
+        addresses = words.ctypes.data + _WORD_BYTES * starts
+        launches = np.stack([np.array(launchers(self._called), np.int64), addresses], axis=1).reshape(-1)
+        return Calls(tuple(one.name for one in self._called), words, launches, moving, tuple(self._arrays))
 
 
 _launchers: dict[str, int] = {}
-_libraries: list[Any] = []
+_engines: list[Any] = []
 """They own the launchers' code."""
 
 
-def launcher(called: Kernel[Any, Any]) -> int:
-    """The address of a function that takes the address of a call's words, makes it and gives the status, 0 if well."""
-    compiled = called.compiled
+def launchers(called: Iterable[Kernel[Any, Any]]) -> list[int]:
+    """Of each kernel the address of a function that takes the address of a call's words, makes the call, and gives the
+    status, 0 if well."""
+    kernels = list(called)
     with global_compiler_lock:
-        if called.name not in _launchers:
-            _launchers[called.name] = _build_launcher(f"serai_launch_{called.name}", compiled)
-        return _launchers[called.name]
+        if missing := {one.name: one for one in kernels if one.name not in _launchers}:
+            _build_launchers(missing.values())
+        return [_launchers[one.name] for one in kernels]
 
 
-def _build_launcher(name: str, compiled: Any) -> int:
-    context, described = compiled.target_context, compiled.fndesc
+def _build_launchers(called: Iterable[Kernel[Any, Any]]) -> None:
+    """Compile launchers, together since that takes less time; hardly optimised, since they do next to nothing."""
+    module = ir.Module()
+    module.triple = llvm.get_process_triple()
+    functions = [_add_launcher(module, one.name, one.compiled) for one in called]
+    parsed = llvm.parse_assembly(str(module))
+    target = llvm.Target.from_triple(module.triple).create_target_machine(opt=0)
+    engine = llvm.create_mcjit_compiler(parsed, target)
+    engine.finalize_object()
+    _engines.append(engine)
+    for name in functions:
+        _launchers[name] = engine.get_function_address(name)
+
+
+def _add_launcher(module: Any, name: str, compiled: Any) -> str:
+    described = compiled.fndesc
     # numba's own convention: room for the result and for a reason to fail, then the parts of all arguments.
-    kind = context.call_conv.get_function_type(described.restype, described.argtypes)
-    library = context.codegen().create_library(name)
-    module = library.create_ir_module(name)
+    kind = compiled.target_context.call_conv.get_function_type(described.restype, described.argtypes)
     function = ir.Function(module, ir.FunctionType(_WORD, [_WORD]), name)
     builder = ir.IRBuilder(function.append_basic_block())
     room = [builder.alloca(one.pointee) for one in kind.args[:2]]
@@ -148,10 +163,7 @@ def _build_launcher(name: str, compiled: Any) -> int:
     address = ir.Constant(_WORD, compiled.library.get_pointer_to_function(described.llvm_func_name))
     status = builder.call(builder.inttoptr(address, kind.as_pointer()), [*room, *parts])
     builder.ret(builder.zext(status, _WORD))
-    library.add_ir_module(module)
-    library.finalize()
-    _libraries.append(library)
-    return int(library.get_pointer_to_function(name))
+    return name
 
 
 def _part(builder: Any, words: Any, number: int, kind: Any) -> Any:
