@@ -118,6 +118,13 @@ class TransferBroken(SeraiError):
         self.received_bytes = received_bytes
 
 
+class TransferStopped(SeraiError):
+    """Whoever asked for a transfer called it off; what came whole is kept unseen for the next attempt."""
+
+    def __init__(self) -> None:
+        super().__init__("the transfer was called off; start it again to send what is missing")
+
+
 class StoreInvalid(SeraiError):
     """The folder is not a store that can be used as it is."""
 

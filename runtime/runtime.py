@@ -173,8 +173,9 @@ class Runtime:
         to another store, by its folder, where one is made if there is none, or to a place, by its URL; only what is
         missing there is sent.
 
-        What was copied may go on in both. Once begun it is gone through with, even if the caller is cancelled. Raises
-        `SessionGone`, or `StoreBusy` for the store of another running runtime: that one has to `pull`.
+        What was copied may go on in both. A cancelled call comes back after the object that is being sent; unless all
+        was there by then nothing is seen of it, and the next call sends what is missing. Raises `SessionGone`, or
+        `StoreBusy` for the store of another running runtime: that one has to `pull`.
         """
         self._check_open()
         return await push(self._services.journal, str(point), fspath(target))
@@ -183,8 +184,8 @@ class Runtime:
         """Copy a point, all it continues from and its state from another store, by its folder, which another runtime
         may be using; or from a place, by its URL, to which the node `name` was pushed. Only what is missing is fetched.
 
-        `Moved.node_id` is what to resume. Once begun it is gone through with, even if the caller is cancelled. Raises
-        `SessionGone` if nothing there has the name.
+        `Moved.node_id` is what to resume. A cancelled call is as one of `push`. Raises `SessionGone` if nothing there
+        has the name.
         """
         self._check_open()
         return await pull(self._services.journal, name, fspath(source))

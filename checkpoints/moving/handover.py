@@ -39,7 +39,7 @@ from serai.checkpoints.moving.ownership import (
 )
 from serai.checkpoints.moving.places import DecidingPlace, is_url, place_at
 from serai.checkpoints.moving.remote import StoreAsPlace, pull, push
-from serai.checkpoints.moving.transfer import Moved
+from serai.checkpoints.moving.transfer import Moved, Stopped, go_on, never
 from serai.checkpoints.names import check_id
 from serai.checkpoints.store import Store
 
@@ -54,8 +54,9 @@ class Peer(Protocol):
         """What a store's record calls it; `peer_at` finds it by that again."""
         ...
 
-    def receive(self, store: Store, node_id: str) -> Moved:
-        """Have a node of `store`, all it continues from and its nearest snapshot; only what is missing is moved."""
+    def receive(self, store: Store, node_id: str, stopped: Stopped = never) -> Moved:
+        """Have a node of `store`, all it continues from and its nearest snapshot; only what is missing is moved.
+        `TransferStopped` if that was called off."""
         ...
 
     def accept(self, session_id: str, epoch: int, node_id: str, source: str) -> None:
@@ -77,9 +78,9 @@ class StorePeer:
         """The store, for this process alone; `StoreBusy` while another has it."""
         return Store.open(self.name)
 
-    def receive(self, store: Store, node_id: str) -> Moved:
+    def receive(self, store: Store, node_id: str, stopped: Stopped = never) -> Moved:
         with self.opened() as there, store._pins.held() as pin:
-            return pull(there, StoreAsPlace(store, pin), node_id)
+            return pull(there, StoreAsPlace(store, pin), node_id, stopped)
 
     def accept(self, session_id: str, epoch: int, node_id: str, source: str) -> None:
         with self.opened() as there:
@@ -113,8 +114,8 @@ class PlacePeer:
     name: str
     place: DecidingPlace
 
-    def receive(self, store: Store, node_id: str) -> Moved:
-        return push(store, self.place, node_id)
+    def receive(self, store: Store, node_id: str, stopped: Stopped = never) -> Moved:
+        return push(store, self.place, node_id, stopped)
 
     def accept(self, session_id: str, epoch: int, node_id: str, source: str) -> None:
         mine = _Decision(epoch, OwnerStatus.OWNED, source, node_id)
@@ -215,13 +216,16 @@ def place_peer_at(source: str) -> PlacePeer:
     return peer
 
 
-def hand_over(store: Store, session_id: str, node_id: str, peer: Peer) -> Moved:
+def hand_over(store: Store, session_id: str, node_id: str, peer: Peer, stopped: Stopped = never) -> Moved:
     """Give a session, whose last node is `node_id`, to `peer`. When this returns it is owned there and not here.
+
+    It can be called off while the content is sent (`TransferStopped`), but not once the two sides settle who owns it.
 
     If it fails before the other side has accepted, the session is owned here as before. `NotOwner` if it is not owned
     here, or if the other side can't be asked any more: then the session is in doubt until `settle` reaches it.
     """
-    moved = peer.receive(store, node_id)
+    moved = peer.receive(store, node_id, stopped)
+    go_on(stopped)
     moving = begin_move(store, session_id, peer.name)
     try:
         peer.accept(session_id, moving.epoch, node_id, store.id)

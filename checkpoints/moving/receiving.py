@@ -8,7 +8,7 @@ import numpy as np
 from blake3 import blake3
 
 from serai.checkpoints import nodes
-from serai.checkpoints.errors import FormatUnknown, PlaceFailed, SnapshotCorrupt, TransferBroken
+from serai.checkpoints.errors import FormatUnknown, PlaceFailed, SnapshotCorrupt, TransferBroken, TransferStopped
 from serai.checkpoints.files import manifest
 from serai.checkpoints.files.manifest import Manifest, part_specs
 from serai.checkpoints.files.streams import BUFFER_BYTES
@@ -42,8 +42,8 @@ def import_bundle(store: Store, source: Source) -> Moved:
     """Take a bundle into a store: its nodes, and the snapshot if the store has no sound one for that node.
 
     All or nothing: `SnapshotCorrupt` or `FormatUnknown` if anything is not right, and then nothing is kept. After
-    `TransferBroken` (the source ended early) or `PlaceFailed` (it can't be reached now) the parts that came whole are
-    kept unseen, so that the next attempt need not bring them; `fsck` and `collect` remove them.
+    `TransferBroken` (the source ended early), `TransferStopped` or `PlaceFailed` (it can't be reached now) the parts
+    that came whole are kept unseen, so that the next attempt need not bring them; `fsck` and `collect` remove them.
     """
     bundle = _Bundle(source)
     with store._doing("importing"), store._pins.held() as pin:
@@ -52,7 +52,7 @@ def import_bundle(store: Store, source: Source) -> Moved:
             for kind, name, size_bytes in bundle.entries():
                 arriving.take(kind, name, size_bytes)
             return arriving.commit()
-        except (TransferBroken, PlaceFailed):
+        except (TransferBroken, TransferStopped, PlaceFailed):
             raise
         except BaseException:
             store._shelf.discard(arriving.written)

@@ -30,6 +30,9 @@ from serai.checkpoints.moving.transfer import (
     BUNDLE_VERSION,
     EntryKind,
     Moved,
+    Stopped,
+    go_on,
+    never,
     parts_of,
     wanted,
 )
@@ -50,8 +53,11 @@ class _Point:
         return frame_document(DocumentKind.POINT, jsonio.encode(value)).data
 
 
-def push(store: Store, place: Place, node_id: str) -> Moved:
-    """Send a node, all it continues from and its nearest snapshot; only what the place lacks. One part is in memory."""
+def push(store: Store, place: Place, node_id: str, stopped: Stopped = never) -> Moved:
+    """Send a node, all it continues from and its nearest snapshot; only what the place lacks. One part is in memory.
+
+    `TransferStopped` if it was called off; what was sent by then is found by the next push.
+    """
     with store._doing("pushing"), store._pins.held() as pin:
         point = _local_point(store, node_id, pin)
         path, parts = point.path, point.parts
@@ -59,14 +65,16 @@ def push(store: Store, place: Place, node_id: str) -> Moved:
         documents: list[tuple[str, Folder, str]] = [(f"nodes/{node}", folders.nodes, node) for node in path]
         if point.manifest is not None:
             documents.append((f"manifests/{point.manifest}", folders.manifests, point.manifest))
-        sent = _send_parts(store, place, parts)
+        sent = _send_parts(store, place, parts, stopped)
         bytes_sent = sum(sent)
         for name, folder, file in documents:
+            go_on(stopped)
             data = _read(folder, file, name)
             if not place.existing({name: len(data)}):
                 place.put(name, data)
                 bytes_sent += len(data)
         data = point.document()
+        go_on(stopped)
         place.put(f"points/{node_id}", data)
     states = int(point.manifest is not None)
     return Moved(node_id, len(path), states, len(sent), len(parts) - len(sent), bytes_sent + len(data))
@@ -83,9 +91,10 @@ def _local_point(store: Store, node_id: str, pin: Callable[[str], None]) -> _Poi
     return _Point(tuple(path), None if row is None else row.manifest, tuple(parts))
 
 
-def _send_parts(store: Store, place: Place, parts: Sequence[str]) -> list[int]:
+def _send_parts(store: Store, place: Place, parts: Sequence[str], stopped: Stopped) -> list[int]:
     sent = []
     for part in parts:
+        go_on(stopped)
         name = _part_object(part)
         with store._files.folder.child(part[:2], create=False) as folder:
             data = _read(folder, part[2:], name)
@@ -138,14 +147,16 @@ class StoreAsPlace:
                 return _read(folders.manifests, rest, name)
 
 
-def pull(store: Store, place: Objects, node_id: str) -> Moved:
+def pull(store: Store, place: Objects, node_id: str, stopped: Stopped = never) -> Moved:
     """Fetch a node that was pushed: only the parts the store lacks, all or nothing as by `import_bundle`.
 
-    `SessionGone` if no such node was pushed there; `SnapshotCorrupt` if what is there is not what was pushed.
+    `SessionGone` if no such node was pushed there; `SnapshotCorrupt` if what is there is not what was pushed;
+    `TransferStopped` if it was called off.
     """
     check_id(node_id, "node id")
+    go_on(stopped)
     point = _point(place, node_id)
-    return import_bundle(store, _Stream(_bundle(place, point, set(wanted(store, point.parts)))))
+    return import_bundle(store, _Stream(_bundle(place, point, set(wanted(store, point.parts)), stopped)))
 
 
 def _point(place: Objects, node_id: str) -> _Point:
@@ -164,22 +175,23 @@ def _point(place: Objects, node_id: str) -> _Point:
     return _Point(tuple(path), manifest, tuple(parts))
 
 
-def _bundle(place: Objects, point: _Point, chosen: set[str]) -> Iterator[bytes]:
+def _bundle(place: Objects, point: _Point, chosen: set[str], stopped: Stopped) -> Iterator[bytes]:
     """The pieces of a bundle made of a place's objects."""
     objects = [(EntryKind.NODE, node, f"nodes/{node}") for node in point.path]
     if point.manifest is not None:
         objects.append((EntryKind.MANIFEST, point.manifest, f"manifests/{point.manifest}"))
     objects += [(EntryKind.PART, part, _part_object(part)) for part in point.parts if part in chosen]
     digest = blake3()
-    for piece in _pieces(place, objects):
+    for piece in _pieces(place, objects, stopped):
         digest.update(piece)
         yield piece
     yield BUNDLE_ENTRY.pack(EntryKind.END, len(objects), digest.hexdigest().encode("ascii"))
 
 
-def _pieces(place: Objects, objects: list[tuple[EntryKind, str, str]]) -> Iterator[bytes]:
+def _pieces(place: Objects, objects: list[tuple[EntryKind, str, str]], stopped: Stopped) -> Iterator[bytes]:
     yield BUNDLE_HEADER.pack(BUNDLE_MAGIC, BUNDLE_VERSION)
     for kind, name, path in objects:
+        go_on(stopped)
         try:
             data = place.get(path)
         except FileNotFoundError as error:

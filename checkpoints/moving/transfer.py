@@ -11,14 +11,14 @@ the entries are the store's files as they are. A bundle may leave out parts that
 """
 
 import struct
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from blake3 import blake3
 
-from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt
+from serai.checkpoints.errors import FormatUnknown, SnapshotCorrupt, TransferStopped
 from serai.checkpoints.files.folders import Folder
 from serai.checkpoints.files.streams import BUFFER_BYTES
 from serai.checkpoints.rows import PartRow
@@ -28,6 +28,21 @@ BUNDLE_VERSION: Final = 1
 BUNDLE_MAGIC: Final = b"SERAIBDL"
 BUNDLE_HEADER: Final = struct.Struct("<8sI4x")
 BUNDLE_ENTRY: Final = struct.Struct("<I4xQ64s")
+
+
+Stopped: TypeAlias = Callable[[], bool]
+"""Asked between two objects of a transfer: whether it is called off. No object is half there then, and no node seen."""
+
+
+def never() -> bool:
+    """A transfer that is gone through with."""
+    return False
+
+
+def go_on(stopped: Stopped) -> None:
+    """`TransferStopped` if it is called off."""
+    if stopped():
+        raise TransferStopped
 
 
 class EntryKind(IntEnum):

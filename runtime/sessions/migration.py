@@ -2,7 +2,8 @@
 copying points between stores.
 
 What costs time, the state, goes while the session is still owned here and is sent only as far as it is missing there.
-Then ownership changes hands in a few small writes. A cancelled caller waits for these, and for a whole copy.
+Then ownership changes hands in a few small writes. A cancelled caller waits for these, but of what is being sent only
+for the object under way.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from serai.checkpoints.moving.transfer import Moved
 from serai.checkpoints.store import Store
 from serai.runtime.errors import BadParameter, SeraiError
 from serai.runtime.sessions.journal import Journal, Point
-from serai.runtime.to_the_end import in_thread_to_the_end
+from serai.runtime.to_the_end import in_thread_to_the_end, in_thread_until_stopped
 
 if TYPE_CHECKING:
     from serai.runtime.sessions.durable import DurableSession
@@ -26,7 +27,7 @@ async def migrate(session: "DurableSession", journal: Journal, target: str) -> P
     peer = peer_at(target)
     point = await session.record.save_settled(await session.hot(), session.timeline, "migrate")
     try:
-        await in_thread_to_the_end(lambda: hand_over(store, session.id, point.id, peer))
+        await in_thread_until_stopped(lambda stopped: hand_over(store, session.id, point.id, peer, stopped))
     finally:
         if not await in_thread_to_the_end(lambda: _is_owned(store, session.id)):
             session.moved()
@@ -50,13 +51,13 @@ async def take(journal: Journal, session_id: str, source: str) -> None:
 async def push(journal: Journal, name: str, target: str) -> Moved:
     """Copy a stored point to another store or a place."""
     store = _need(journal)
-    return await in_thread_to_the_end(lambda: send(store, store.resolve(name), target))
+    return await in_thread_until_stopped(lambda stopped: send(store, store.resolve(name), target, stopped))
 
 
 async def pull(journal: Journal, name: str, source: str) -> Moved:
     """Copy a point from another store or a place."""
     store = _need(journal)
-    return await in_thread_to_the_end(lambda: fetch(store, name, source))
+    return await in_thread_until_stopped(lambda stopped: fetch(store, name, source, stopped))
 
 
 def _need(journal: Journal) -> Store:

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from serai.checkpoints import Store
-from serai.checkpoints.errors import NotOwner, PlaceUnknown, StoreInvalid
+from serai.checkpoints.errors import NotOwner, PlaceUnknown, SessionGone, StoreInvalid, TransferStopped
 from serai.checkpoints.moving.direct import fetch, send
 from serai.checkpoints.moving.handover import PlacePeer, StorePeer, hand_over, peer_at, place_peer_at, settle
 from serai.checkpoints.moving.ownership import OwnerStatus, ownership
+from serai.checkpoints.moving.transfer import Moved
+from serai.checkpoints.upkeep.fsck import fsck
 from tests.checkpoints.samples import make_node, make_snapshot, same_bits, saved
 
 STATE = make_snapshot(9, seed=4)
@@ -119,3 +121,79 @@ def test_a_side_in_doubt_asks_the_place_that_was_meant(tmp_path: Path, monkeypat
             break
         monkeypatch.chdir(tmp_path / "b")
         assert settle(here, node.session_id).status is OwnerStatus.MOVED
+
+
+class Counted:
+    """Calls a transfer off when it has been asked `most` times."""
+
+    def __init__(self, most: int) -> None:
+        self.left = most
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+@pytest.mark.parametrize("kind", ["to a store", "to a place", "from a store", "from a place"])
+def test_a_copy_that_is_called_off_is_seen_whole_or_not_at_all(tmp_path: Path, kind: str) -> None:
+    """After every object, and what had come is not sent again."""
+    off = 0
+    while True:
+        folder = tmp_path / f"{off}"
+        there = f"file://{folder}/place" if "place" in kind else str(folder / "there")
+        with Store.open(str(folder / "here")) as here, Store.open(str(folder / "mine")) as mine:
+            node = saved(here, STATE)
+            if kind == "from a place":
+                send(here, node.id, there)
+
+            def copy(stopped: Counted, here: Store = here, mine: Store = mine) -> Moved:
+                if kind.startswith("to "):
+                    return send(here, node.id, there, stopped)  # noqa: B023
+                return fetch(mine, node.id, there if "place" in kind else str(folder / "here"), stopped)  # noqa: B023
+
+            try:
+                whole = copy(Counted(off))
+            except TransferStopped:
+                if kind.startswith("from"):
+                    assert mine.sessions() == []
+                elif kind == "to a store":
+                    with Store.open(there) as other:
+                        assert other.sessions() == []
+                else:
+                    assert not (folder / "place" / "points").exists()
+                    with pytest.raises(SessionGone):
+                        fetch(mine, node.id, there)
+                whole = copy(Counted(1_000))
+                assert whole.parts <= 5
+                assert whole.parts + whole.parts_had == 5
+                ended = False
+            else:
+                ended = True
+            if kind.startswith("to "):
+                fetch(mine, node.id, there)
+            assert same_bits(mine.load(node.id), STATE)
+            assert fsck(mine).clean
+        if ended:
+            assert off >= 7, "a node, a manifest and five parts"
+            return
+        off += 1
+
+
+@pytest.mark.parametrize("kind", ["store", "place"])
+def test_a_move_that_is_called_off_leaves_the_session_where_it_was(tmp_path: Path, kind: str) -> None:
+    off = 0
+    while True:
+        folder = tmp_path / f"{off}"
+        peer = peer_at(str(folder / "there") if kind == "store" else f"file://{folder}/place")
+        with Store.open(str(folder / "here")) as here:
+            node = saved(here, STATE)
+            try:
+                hand_over(here, node.session_id, node.id, peer, Counted(off))
+            except TransferStopped:
+                assert ownership(here, node.session_id).epoch == 0
+            else:
+                assert ownership(here, node.session_id).status is OwnerStatus.MOVED
+                assert off >= 8
+                return
+            hand_over(here, node.session_id, node.id, peer)
+        off += 1

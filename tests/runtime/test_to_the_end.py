@@ -4,12 +4,13 @@ import asyncio
 import os
 import sys
 import threading
+from collections.abc import Callable
 
 import anyio
 import pytest
 
 from serai.runtime.engine_thread import EngineThread
-from serai.runtime.to_the_end import in_thread_to_the_end
+from serai.runtime.to_the_end import in_thread_to_the_end, in_thread_until_stopped
 
 pytestmark = pytest.mark.anyio
 
@@ -92,3 +93,33 @@ async def test_the_engine_ranks_behind_its_event_loop() -> None:
     engine = await thread.call(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
     thread.close()
     assert engine == min(own + 5, 19)
+
+
+@pytest.mark.parametrize("kind", ["task", "scope"])
+async def test_what_can_stop_early_is_told_of_a_cancellation_at_once_and_waited_for(kind: str) -> None:
+    begun, ended = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def work(stopped: Callable[[], bool]) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        while not stopped():
+            pass
+        ended.set()
+
+    scope = anyio.CancelScope()
+
+    async def call() -> None:
+        with scope:
+            await in_thread_until_stopped(work)
+
+    task = asyncio.ensure_future(call())
+    await begun.wait()
+    if kind == "task":
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    else:
+        scope.cancel()
+        await task
+        assert scope.cancelled_caught
+    assert ended.is_set()

@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 import anyio
+import anyio.from_thread
 import pytest
 
 from serai.checkpoints import Store
 from serai.checkpoints.moving.ownership import OwnerStatus, ownership
+from serai.checkpoints.moving.places import FolderPlace
 from serai.runtime import SamplingParams
 from serai.runtime.errors import (
     BadParameter,
@@ -208,3 +210,38 @@ async def test_killed_at_any_step_one_of_two_processes_goes_on(tmp_path: Path, k
     assert went_on == [expected]
     with Store.open(str(tmp_path / "here")) as opened:
         assert ownership(opened, session_id).status in (OwnerStatus.OWNED, OwnerStatus.MOVED)
+
+
+@pytest.mark.parametrize("after", range(12))
+async def test_a_cancelled_copy_comes_back_soon_and_is_there_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """Cancelled at each of its objects; the next call sends what is missing."""
+    place, put = f"file://{tmp_path}/place", FolderPlace.put
+    written: list[str] = []
+    async with fake_runtime(store=tmp_path / "here") as rt:
+        session = await rt.session()
+        await session.append([number % 16 for number in range(40)])
+        point = await session.pause()
+        with anyio.CancelScope() as scope:
+
+            def counted(self: FolderPlace, name: str, data: bytes) -> None:
+                if len(written) == after:
+                    anyio.from_thread.run_sync(scope.cancel)
+                put(self, name, data)
+                written.append(name)
+
+            monkeypatch.setattr(FolderPlace, "put", counted)
+            await rt.push(point, place)
+        monkeypatch.undo()
+        whole = any(name.startswith("points/") for name in written)
+        assert scope.cancelled_caught == (len(written) == after + 1)
+        assert whole == (not scope.cancelled_caught or written[-1].startswith("points/"))
+        async with fake_runtime(store=tmp_path / "there") as there:
+            if not whole:
+                with pytest.raises(SessionGone):
+                    await there.pull(point.id, place)
+            sent = await rt.push(point, place)
+            assert sent.parts_had == sum(name.startswith("parts/") for name in written)
+            await there.pull(point.id, place)
+            assert (await there.resume(point)).position == 40
