@@ -227,10 +227,9 @@ class _Arriving:
         self._store._shelf.settle_all(used.union(self.written))
         recorded: list[str] = []
         try:
-            for stored in self._nodes.values():
-                if self._is_new(stored):
-                    self._store.record(stored.node)
-                    recorded.append(stored.node.id)
+            new = [stored.node for stored in self._nodes.values() if self._is_new(stored)]
+            self._store.record(*new)  # at once: of a session that a kill cut short somebody would go on half way
+            recorded = [node.id for node in new]
             taken = [entry for entry in self._manifests if not self._store.has_snapshot(entry.node_id)]
             for entry in taken:
                 self._store._commit(entry, saved[entry.node_id])

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import pytest
 
 from serai.checkpoints import NodeRecord, Snapshot, Store
 from serai.checkpoints.errors import FormatUnknown, SeraiError, SessionGone, SnapshotCorrupt, StoreFull, TransferBroken
+from serai.checkpoints.harness.faulty_disk import Fault, FaultyDisk
 from serai.checkpoints.moving.receiving import import_bundle
 from serai.checkpoints.moving.transfer import export, parts_of, wanted
 from serai.checkpoints.upkeep.fsck import fsck
@@ -108,6 +110,37 @@ def test_a_broken_transfer_goes_on_where_it_broke(tmp_path: Path) -> None:
         assert step is not None
         assert same_bits(there.load(step), state)
         assert fsck(there).orphans == ()
+
+
+def test_a_receiver_that_is_killed_has_a_whole_session_or_none(tmp_path: Path) -> None:
+    """At each of its commits: half of its nodes would be a session to go on with."""
+    with Store.open(str(tmp_path / "here"), threads=1) as here:
+        node, _ = session(here)
+        bundle, tokens = bundle_of(here, node), here.tokens(node.id)
+    counting = FaultyDisk()
+    with Store.open(str(tmp_path / "count"), disk=counting, threads=1) as there:
+        begun = len(counting.calls)
+        import_bundle(there, io.BytesIO(bundle))
+        commits = [at for at, call in enumerate(counting.calls) if call == "passing" and at >= begun]
+    seen = set()
+    for at in commits:
+        folder = str(tmp_path / f"{at}")
+        child = os.fork()
+        if child == 0:
+            try:
+                with Store.open(folder, disk=FaultyDisk(at, Fault.KILLED_AFTER), threads=1) as there:
+                    import_bundle(there, io.BytesIO(bundle))
+            finally:
+                os._exit(3)
+        _, result = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(result)
+        with Store.open(folder, threads=1) as there:
+            seen.add(len(there.sessions()))
+            assert [info.head_id for info in there.sessions()] in ([], [node.id])
+            import_bundle(there, io.BytesIO(bundle))
+            assert np.array_equal(there.tokens(node.id), tokens)
+            assert fsck(there).clean
+    assert seen == {0, 1}
 
 
 def test_left_parts_are_removed_if_nobody_comes_back_for_them(tmp_path: Path) -> None:
