@@ -287,7 +287,6 @@ class LiveSession:
         for generation in self._generations():  # a reader who keeps one and never asks again
             generation.forget_batch()
         self._services.admission.freed()  # its token ids were counted, too, if it was cold
-        self._services.saver.forget(self.id)
         del self._services.live[self.id]
         if all(other.workflow != self.workflow for other in self._services.live.values()):
             self._services.driver.forget(self.workflow)

@@ -114,10 +114,6 @@ class Saver:
             self._jobs.pop(key).state.release()
         self._offered.set()
 
-    def forget(self, session_id: str) -> None:
-        """A session ended: nothing more is kept of when it was written."""
-        self._written_s.pop(session_id, None)
-
     async def run(self) -> None:
         """Write until cancelled; what still waits then is let go of."""
         try:
@@ -164,13 +160,23 @@ class Saver:
             log.warning("a background snapshot was not written: %s", error)
         else:
             self.saved += 1
-            self._written_s[job.node.session_id] = anyio.current_time()
+            self._note_written(job.node.session_id, anyio.current_time())
             if job.node.id not in self._surplus:
                 self._prefixes.stored(job.node.namespace, job.digest, job.node.position, job.node.id)
         finally:
             self._writing = False
             job.state.release()
             self.on_written()
+
+    def _note_written(self, session_id: str, now_s: float) -> None:
+        """Only as long as it keeps the session's next one waiting: sessions end, some with a state still to be
+        written."""
+        self._written_s.pop(session_id, None)
+        self._written_s[session_id] = now_s
+        for one, written_s in list(self._written_s.items()):  # in the order of their times
+            if now_s - written_s < self._min_interval_s:
+                break
+            del self._written_s[one]
 
 
 def _nobody_waits() -> None:

@@ -79,3 +79,17 @@ async def test_a_snapshot_that_cannot_be_written_is_counted_and_costs_nothing_el
         assert rt._services.saver.saved == 1
         assert (rt.status().work.saves, rt.status().work.failed_saves) == (1, 2)
         rt.check()
+
+
+async def test_nothing_is_kept_of_sessions_whose_states_were_written_long_ago(tmp_path: Path) -> None:
+    """Also not of those that had ended by then, as every request's on a server has."""
+    async with fake_runtime(store=tmp_path, policy=EVERY_TURN) as rt:
+        saver = rt._services.saver
+        saver._min_interval_s = 0.0
+        for number in range(20):
+            session = await rt.session()
+            await session.append([number % 16, 1])
+            await session.close()
+            await rt.settle()
+        assert saver.saved >= 20
+        assert len(saver._written_s) <= 1
