@@ -79,10 +79,9 @@ async def get(service: Service, request: Request) -> Response:
 
 def _starting_after(request: Request) -> int:
     text = request.query_params.get("starting_after", "-1")
-    try:
-        return int(text)
-    except ValueError:
-        raise invalid("starting_after", f"starting_after must be a sequence number, and is {text!r:.40}") from None
+    if text != "-1" and not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise invalid("starting_after", f"starting_after must be a sequence number, and is {text!r:.40}")
+    return int(text)
 
 
 def _limit(request: Request) -> int:

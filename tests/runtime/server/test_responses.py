@@ -187,6 +187,10 @@ async def test_background_work_outlives_its_client_and_can_be_followed_later() -
         assert client.service.active == 1
         running = (await client.call("GET", f"/v1/responses/{id_}")).json()
         assert running["status"] == "in_progress"
+        for wrong in ("-2", "x", "1e3", "9" * 5_000):
+            refused = await client.call("GET", f"/v1/responses/{id_}?stream=true&starting_after={wrong}")
+            assert refused.status == 400
+            assert "starting_after must be a sequence number" in refused.json()["error"]["message"]
         follower = client.start("GET", f"/v1/responses/{id_}?stream=true&starting_after={seen[-1]['sequence_number']}")
         steps.free()
         rest = await follower.events()
