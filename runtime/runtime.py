@@ -317,9 +317,9 @@ class Runtime:
         """Put `wrap(engine)` in the engine's place from the next step on: what slows, counts or breaks its steps."""
         self._services.driver.engine = wrap(self._services.driver.engine)
 
-    def watch(self, most: int = 1_000) -> AbstractContextManager[Watcher]:
+    def watch(self, most: int = 1_000, namespace: str | None = None) -> AbstractContextManager[Watcher]:
         """A stream of what happens to sessions: `with rt.watch() as events: async for event in events: ...`."""
-        return self._services.events.watch(most)
+        return self._services.events.watch(most, namespace)
 
     async def recall(self) -> None:
         """Learn what the store has that new sessions may start from."""

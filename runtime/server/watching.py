@@ -146,16 +146,12 @@ class _Bundle(Response):
 
 async def events(service: Service, request: Request) -> Response:
     """What happens to sessions of this key, as it happens. A slow watcher misses events and is told how many."""
-    namespace = namespace_of(request)
-    is_shared = bool(service.options.all_keys)
+    namespace = namespace_of(request) if service.options.all_keys else None
 
     async def produce(wire: Wire) -> None:
-        with service.runtime.watch() as watcher:
-            while True:
-                event = await watcher.get()
-                session = service.runtime.find(event.session_id)
-                if not is_shared or (session is not None and session.namespace == namespace):
-                    await wire.emit(None, _event_json(event))
+        with service.runtime.watch(namespace=namespace) as watcher:
+            async for event in watcher:
+                await wire.emit(None, _event_json(event))
 
     return service.stream(produce, headers_at_once=True)
 

@@ -149,7 +149,7 @@ class ChangingSession(DurableSession):
     def _appended(self, ids: NDArray[np.int32], reused: int, passed: Sequence[NodeRecord], *, first: bool) -> Appended:
         """The ids are read and durable."""
         self._rate.count(len(ids), self._services.now_s())
-        self._services.events.tell(EventKind.APPENDED, self.id, f"{len(ids)} tokens")
+        self._services.events.tell(EventKind.APPENDED, self.id, self.namespace, f"{len(ids)} tokens")
         self._trail.save_on_the_way(passed)
         self._leave_state(first=first)
         return Appended(len(ids), len(ids) - reused, reused, self.position)
@@ -207,7 +207,7 @@ class ChangingSession(DurableSession):
                 timeline, self.namespace, self.workflow, exact=not self.inexact, beside=self.held
             )
             await self._go_to(state, timeline, self.record.rewound(timeline))
-        self._services.events.tell(EventKind.REWOUND, self.id, f"to position {where}")
+        self._services.events.tell(EventKind.REWOUND, self.id, self.namespace, f"to position {where}")
 
     async def edit(self, turn: int, content: str | Sequence[int] | NDArray[np.integer]) -> Appended:
         """Say something else in an earlier turn: go back to where it began and append `content` instead.
@@ -242,7 +242,7 @@ class ChangingSession(DurableSession):
                 timeline.appended(ids)
                 passed = self._write_append(record, timeline, ids, {})
             await self._go_to(state, timeline, record)
-            self._services.events.tell(EventKind.REWOUND, self.id, f"to position {start}")
+            self._services.events.tell(EventKind.REWOUND, self.id, self.namespace, f"to position {start}")
             return self._appended(ids, max(reused - start, 0), passed, first=start == 0)
 
     def _timeline_at(self, position: int) -> Timeline:

@@ -39,9 +39,13 @@ class SessionEvent:
 
 
 class Watcher:
-    """One watcher's queue, bounded: when it is full the oldest events go, and the next one says how many."""
+    """One watcher's queue, bounded: when it is full the oldest events go, and the next one says how many.
 
-    def __init__(self, most: int) -> None:
+    With a `namespace` it is given that one's alone: those of others neither reach it nor take its room.
+    """
+
+    def __init__(self, most: int, namespace: str | None = None) -> None:
+        self.namespace = namespace
         self._events: deque[SessionEvent] = deque(maxlen=most)
         self._missed = 0
         self._arrived = anyio.Event()
@@ -73,15 +77,16 @@ class EventFeed:
         self._watchers: set[Watcher] = set()
 
     @contextmanager
-    def watch(self, most: int = 1_000) -> Iterator[Watcher]:
-        """A watcher for the length of the block, who is kept the last `most` events."""
-        watcher = Watcher(most)
+    def watch(self, most: int = 1_000, namespace: str | None = None) -> Iterator[Watcher]:
+        """A watcher for the length of the block, who is kept the last `most` events, of one namespace or of all."""
+        watcher = Watcher(most, namespace)
         self._watchers.add(watcher)
         try:
             yield watcher
         finally:
             self._watchers.discard(watcher)
 
-    def tell(self, kind: EventKind, session_id: str, detail: str = "") -> None:
+    def tell(self, kind: EventKind, session_id: str, namespace: str, detail: str = "") -> None:
         for watcher in self._watchers:
-            watcher.put(SessionEvent(kind, session_id, anyio.current_time(), detail))
+            if watcher.namespace in (None, namespace):
+                watcher.put(SessionEvent(kind, session_id, anyio.current_time(), detail))

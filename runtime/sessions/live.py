@@ -161,7 +161,7 @@ class LiveSession:
         was = self.tier
         state = await self._holding.heat(self.record, reservation)
         if was is Tier.COLD:
-            self._services.events.tell(EventKind.PROMOTED, self.id)
+            self._services.events.tell(EventKind.PROMOTED, self.id, self.namespace)
         return state
 
     def needed_bytes(self, tokens: int) -> int:
@@ -196,7 +196,7 @@ class LiveSession:
         if moved:
             for generation in self._generations():
                 generation.step_back()  # before anybody can ask for the next token
-            self._services.events.tell(EventKind.DEMOTED, self.id)
+            self._services.events.tell(EventKind.DEMOTED, self.id, self.namespace)
         return moved
 
     def _generations(self) -> "Iterator[Generation]":
@@ -291,7 +291,7 @@ class LiveSession:
         if all(other.workflow != self.workflow for other in self._services.live.values()):
             self._services.driver.forget(self.workflow)
         kind = EventKind.PAUSED if life is Life.PAUSED else EventKind.CLOSED
-        self._services.events.tell(kind, self.id, f"at position {self.position}")
+        self._services.events.tell(kind, self.id, self.namespace, f"at position {self.position}")
 
     def _check_open(self) -> None:
         if self._life is not Life.OPEN:

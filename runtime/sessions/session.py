@@ -61,7 +61,7 @@ class Session(ChangingSession):
         self.parent = parent
         self.worth = Worth()
         services.live[session_id] = self
-        services.events.tell(EventKind.OPENED, session_id, label)
+        services.events.tell(EventKind.OPENED, session_id, namespace, label)
 
     async def logits(self) -> NDArray[np.float32]:
         """A copy of the next-token logits, float32 `[vocab_size]`. Raises `NothingToContinue` at position 0."""
@@ -161,7 +161,7 @@ class Session(ChangingSession):
         child.record.branched_from(self.record)
         child.record.cut(timeline, NodeKind.FORK)
         child.append_metadata = child.record.append_metadata()
-        self._services.events.tell(EventKind.FORKED, self.id, child.id)
+        self._services.events.tell(EventKind.FORKED, self.id, self.namespace, child.id)
         return child
 
     async def fork_many(self, count: int) -> list["Session"]:
@@ -229,7 +229,7 @@ class Session(ChangingSession):
     def turn_ended(self) -> None:
         """A generation has ended and its tokens are durable."""
         self._leave_state()
-        self._services.events.tell(EventKind.TURN_ENDED, self.id, f"at position {self.position}")
+        self._services.events.tell(EventKind.TURN_ENDED, self.id, self.namespace, f"at position {self.position}")
 
     def __repr__(self) -> str:
         doing = f", {self._doing}" if self._doing else ""

@@ -1,7 +1,10 @@
 """The monitor's own source, over the server's routes."""
 
+import json
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
 import httpx
 import pytest
 
@@ -92,6 +95,38 @@ async def test_without_a_key_there_are_figures_and_nothing_else(tmp_path: Path) 
         async with HttpSource("http://server", key="two", transport=transport) as wrong:
             with pytest.raises(SourceUnreachable, match="wants a key"):
                 await wrong.status()
+
+
+async def test_whoever_watches_is_told_of_the_end_of_own_sessions_and_nothing_of_others() -> None:
+    """The session is gone by the time its end is told."""
+    options = ServerOptions(api_keys=("one", "two"), early_headers_s=30.0, shutdown_s=1.0)
+    async with serving_model(ReplyModel(lambda prompt: THINKS), options) as client:
+        watching = client.start("GET", "/serai/events", key="one")
+        while not watching.status:
+            await anyio.lowlevel.checkpoint()
+        runtime = client.service.runtime
+        sessions = {}
+        for key in ("two", "one"):
+            known = {session.id for session in runtime.status().sessions}
+            assert (await client.call("POST", "/v1/responses", {"input": "hi"}, key=key)).status == 200
+            (sessions[key],) = (one.id for one in runtime.status().sessions if one.id not in known)
+        for session_id in sessions.values():
+            session = runtime.find(session_id)
+            assert session is not None
+            await session.close()
+
+        def told() -> list[tuple[str, str]]:
+            lines = b"".join(watching.chunks).decode().split("\n")
+            found = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+            return [(one["session_id"], one["kind"]) for one in found]
+
+        with anyio.fail_after(5):
+            while (sessions["one"], "closed") not in told():
+                await watching.wait_chunks(len(watching.chunks) + 1)
+        assert (sessions["one"], "opened") in told()
+        assert sessions["two"] not in {session_id for session_id, _ in told()}
+        watching.leave()
+        await watching.ended.wait()
 
 
 async def test_a_session_that_requests_go_on_from_is_not_talked_to() -> None:

@@ -14,13 +14,13 @@ async def test_a_watcher_that_takes_nothing_is_kept_the_last_events_and_told_how
     feed = EventFeed()
     with feed.watch(10) as slow, feed.watch(10) as fast:
         for number in range(50_000):
-            feed.tell(EventKind.APPENDED, "s", str(number))
+            feed.tell(EventKind.APPENDED, "s", "", str(number))
             assert (await fast.get()).detail == str(number)
         assert len(slow._events) == 10
         first = await slow.get()
         assert (first.detail, first.missed) == ("49990", 49_990)
         assert [(await slow.get()).missed for _ in range(9)] == [0] * 9
-    feed.tell(EventKind.APPENDED, "s")
+    feed.tell(EventKind.APPENDED, "s", "")
     assert not slow._events, "nobody is told after the block"
 
 
