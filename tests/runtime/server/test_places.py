@@ -34,6 +34,7 @@ async def test_a_waiting_client_who_leaves_does_not_let_a_place_be_resumed_twice
         monkeypatch.setattr(rt, "chat_format", lambda: None)  # nothing is rendered here
         sessions = Sessions(rt, keep_hot=8, unstored_ttl_s=60)
         place = Place(point.id, "", 20, Cursor(), Setting(), chain="", previous=None)
+        sessions.catalogue.add(place.known())
         resume, resumed = rt.resume, 0
 
         async def slowly(*given: Any, **named: Any) -> Session:
