@@ -75,9 +75,9 @@ def packed_rows(
         if n >= _TILE_LEAST:
             _tile_rows(signed, scale, sizes, weights, scales, groups, x, n, at)
         else:
-            _few_rows(chain, unsigned, scale, sizes, weights, scales, groups, x, n, at)
+            few_rows(chain, unsigned, scale, times, sizes, weights, scales, groups, x, n, at)
     else:
-        _few_rows(chain, unsigned, scale, sizes, weights, scales, groups, x, n, at)
+        few_rows(chain, unsigned, scale, times, sizes, weights, scales, groups, x, n, at)
 
 
 @inline
@@ -111,10 +111,17 @@ def packed_row(
 
 
 @inline
-def _few_rows(
+def times(scale: Any, x_scale: int) -> Any:
+    """The product of sixteen scales of weights and the scale at an address."""
+    return scale * splat_f32(scalar_f32_at(x_scale))
+
+
+@inline
+def few_rows(
     chain: Any,
     unsigned: Any,
     scale: Any,
+    product: Any,
     sizes: Any,
     weights: Any,
     scales: Any,
@@ -123,7 +130,8 @@ def _few_rows(
     count: int,
     state: int,
 ) -> None:
-    """Rows pass by the decoded weights, one by one."""
+    """Rows pass by the decoded weights, one by one; ``product`` makes of what ``scale`` gives and of a row's the same
+    numbers as :func:`times`."""
     block_bytes, scale_bytes = sizes
     w0, w1 = weights
     s0, s1 = scales
@@ -140,10 +148,10 @@ def _few_rows(
         prefetch_l2(s1 + scale_here + _SCALES_AHEAD_BYTES)
         for i in range(count):
             at, block = state + 128 * i, group * pitch + pick(rows, i)
-            start = splat_i32(scalar_i32_at(starts + 4 * block))
-            x_scale = splat_f32(scalar_f32_at(x_scales + 4 * block))
+            start, x_scale = splat_i32(scalar_i32_at(starts + 4 * block)), x_scales + 4 * block
             a0, a1 = chain(start, d0, codes + 32 * block), chain(start, d1, codes + 32 * block)
-            r0, r1 = fma(to_f32(a0), c0 * x_scale, f32_at(at)), fma(to_f32(a1), c1 * x_scale, f32_at(at + 64))
+            r0 = fma(to_f32(a0), product(c0, x_scale), f32_at(at))
+            r1 = fma(to_f32(a1), product(c1, x_scale), f32_at(at + 64))
             store_at(at, r0)
             store_at(at + 64, r1)
 

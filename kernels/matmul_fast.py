@@ -6,10 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.kernels import mxfp4, q8, threads
+from serai.kernels.amx import HAS_TILES
 from serai.kernels.chains import dot_chain, stack_bytes, wide_dot_chain
 from serai.kernels.compile import inline, kernel, thin
 from serai.kernels.deal import deal, existing, put
-from serai.kernels.fast import FAST_ROWS, FAST_STATE_BYTES, packed_row, packed_rows
+from serai.kernels.fast import FAST_ROWS, FAST_STATE_BYTES, few_rows, packed_row, packed_rows
 from serai.kernels.matmul import check_columns
 from serai.kernels.matrix import Format, Matrix
 from serai.kernels.memory import addr, f32_at
@@ -23,6 +24,17 @@ def mxfp4_rows(weights: Any, scales: Any, groups: int, x: Any, count: int, state
     sizes = (mxfp4.BLOCK_BYTES, mxfp4.SCALE_BYTES)
     unsigned, signed, scale = mxfp4.block_weights, mxfp4.signed_block, mxfp4.half_scales
     packed_rows(dot_chain, unsigned, signed, scale, sizes, weights, scales, groups, x, count, state)
+
+
+@thin
+def mxfp4_rows_in_range(weights: Any, scales: Any, groups: int, x: Any, bits: Any, count: int, state: int) -> None:
+    """:func:`mxfp4_rows` for rows whose scales' range :func:`serai.kernels.quantize.range_of_scales` has told."""
+    if not HAS_TILES and count >= 16 and mxfp4.steps_are_exact(scales, groups, bits):
+        sizes = (mxfp4.BLOCK_BYTES, mxfp4.SCALE_BYTES)
+        scale, product = mxfp4.exponent_steps, mxfp4.step_exponents
+        few_rows(dot_chain, mxfp4.block_weights, scale, product, sizes, weights, scales, groups, x, count, state)
+    else:
+        mxfp4_rows(weights, scales, groups, x, count, state)
 
 
 @thin

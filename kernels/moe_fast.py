@@ -11,17 +11,19 @@ from serai.kernels.chains import stack_bytes
 from serai.kernels.compile import inline, kernel
 from serai.kernels.deal import existing, put
 from serai.kernels.fast import FAST_LIST_BYTES, FAST_ROWS, FAST_STATE_BYTES
-from serai.kernels.matmul_fast import mxfp4_row, mxfp4_rows
+from serai.kernels.matmul_fast import mxfp4_row, mxfp4_rows_in_range
 from serai.kernels.matrix import GROUP
-from serai.kernels.memory import addr, f32_at, scalar_i32_at
+from serai.kernels.memory import addr, f32_at, scalar_i32_at, store_at
 from serai.kernels.mxfp4 import BLOCK_BYTES, SCALE_BYTES
-from serai.kernels.quantize import quantize_block, quantize_into
+from serai.kernels.quantize import quantize_block, quantize_into, range_of_scales
 from serai.kernels.threads import parallel_for
 from serai.kernels.visits import cut, list_rows, range_of, record_of
 
 
 @inline
-def _inner_task(task: int, call: Any, offsets: Any, dims: Any, part: Any, x: Any, betas: Any, mid: Any) -> None:
+def _inner_task(
+    task: int, call: Any, offsets: Any, dims: Any, part: Any, x: Any, bits: Any, betas: Any, mid: Any
+) -> None:
     """The activation of gate and up, quantised for the second product: a unit is 32 inner columns of one expert."""
     groups, mid_groups = dims[0] // GROUP, dims[1] // GROUP
     e, first_unit = task // part[0], task % part[0] * part[1]
@@ -41,11 +43,14 @@ def _inner_task(task: int, call: Any, offsets: Any, dims: Any, part: Any, x: Any
                 pair = (record + offsets[0] + at, record + offsets[1] + at)
                 scales = (record + offsets[3] + scale_at, record + offsets[4] + scale_at)
                 source = (x[0], x[1], x[2], x[3], rows)
-                mxfp4_rows(pair, scales, groups, source, n, low if half == 0 else high)
+                mxfp4_rows_in_range(pair, scales, groups, source, bits, n, low if half == 0 else high)
+            # Two loops: the long chains of both in one would leave no room to overlap rows.
+            for at in range(low, low + 128 * n, 128):
+                store_at(at, activate16(f32_at(at), f32_at(at + 64), betas[0], betas[1]))
+            for at in range(high, high + 128 * n, 128):
+                store_at(at, activate16(f32_at(at), f32_at(at + 64), betas[0], betas[1]))
             for i in range(n):
-                a = activate16(f32_at(low + 128 * i), f32_at(low + 128 * i + 64), betas[0], betas[1])
-                b = activate16(f32_at(high + 128 * i), f32_at(high + 128 * i + 64), betas[0], betas[1])
-                quantize_block(a, b, mid, unit * mid[4] + first + i)
+                quantize_block(f32_at(low + 128 * i), f32_at(high + 128 * i), mid, unit * mid[4] + first + i)
 
 
 @inline
@@ -75,6 +80,7 @@ def _outer_task(task: int, call: Any, offsets: Any, dims: Any, part: Any, mid: A
     for first in range(begin, end, FAST_ROWS):
         n, pairs = min(FAST_ROWS, end - first), call[2] + 4 * first
         x = (mid[0] + 32 * first, mid[1] + 4 * first, mid[2] + 4 * first, mid[4], 0)
+        bits = range_of_scales(x[1], mid[4], groups, n)
         for b0 in range(first_unit, min(first_unit + part[1], apart)):
             b1, b2, b3 = b0 + apart, b0 + 2 * apart, b0 + 3 * apart
             r1, r2, r3 = existing(b1, blocks), existing(b2, blocks), existing(b3, blocks)
@@ -92,7 +98,8 @@ def _outer_task(task: int, call: Any, offsets: Any, dims: Any, part: Any, mid: A
                 low, high = (b0, b1) if half == 0 else (b2, b3)
                 r_low, r_high = existing(low, blocks), existing(high, blocks)
                 pair = (w2 + r_low * block_bytes, w2 + r_high * block_bytes)
-                mxfp4_rows(pair, (s2 + r_low * scale_bytes, s2 + r_high * scale_bytes), groups, x, n, state)
+                pair_scales = (s2 + r_low * scale_bytes, s2 + r_high * scale_bytes)
+                mxfp4_rows_in_range(pair, pair_scales, groups, x, bits, n, state)
                 for i in range(n):
                     out = y[0] + scalar_i32_at(pairs + 4 * i) * y[1]
                     put(out + 64 * low, f32_at(state + 128 * i), latent - 16 * low, False)
@@ -129,8 +136,9 @@ def experts_fast(
     second = addr(mid[2], mid[1].size)
     mid_at = (addr(mid[0], 0), addr(mid[1], 0), addr(mid[2], 0), second, mid[1].shape[1])
     dims = (latent, inner)
+    bits = range_of_scales(x_at[1], x_at[3], latent // GROUP, x_at[3])
     part, tasks, spread = cut(visited, inner // GROUP, 4 * (latent // GROUP) * BLOCK_BYTES, pairs.size)
-    parallel_for(tasks, spread, _inner_task, (call, offsets, dims, part, x_at, betas, mid_at))
+    parallel_for(tasks, spread, _inner_task, (call, offsets, dims, part, x_at, bits, betas, mid_at))
     units = ((latent + 15) // 16 + 3) // 4
     part, tasks, spread = cut(visited, units, 4 * (inner // GROUP) * BLOCK_BYTES, pairs.size)
     parallel_for(tasks, spread, _outer_task, (call, offsets, dims, part, mid_at, (addr(y, 0), 4 * y.shape[1])))

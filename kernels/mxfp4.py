@@ -7,8 +7,10 @@ every weight, and the sum starts from -12 times the sum of the block's activatio
 
 from typing import Any
 
+import numpy as np
+
 from serai.kernels.compile import inline
-from serai.kernels.memory import store_at, u8_at, u8x64_at
+from serai.kernels.memory import scalar_i32_at, store_at, u8_at, u8x64_at
 from serai.kernels.simd import (
     HAS_WIDE_LOOKUP,
     SHUFFLE_IS_FAST,
@@ -16,14 +18,18 @@ from serai.kernels.simd import (
     as_i32,
     as_u8,
     as_u16,
+    hmax,
+    hmin,
     lookup_64,
     select,
     shuffle_bytes,
     splat_f32,
+    splat_i32,
     splat_u8x64,
     to_f32,
     to_i32,
     vmax,
+    vmin,
 )
 from serai.kernels.vec import constant, define, u8x64
 
@@ -122,6 +128,44 @@ def eight_columns(run: int) -> Any:
 def half_scales(scales: int) -> Any:
     """Half of each of sixteen E8M0 scales: 2^(e - 128), also for e = 0, where it is below the normal numbers."""
     return as_f32(vmax(to_i32(u8_at(scales)) << 23, 0x00400000)) * 0.5
+
+
+# Half a scale is a power of two, so multiplying by it is an addition to the exponent: the same number while that stays
+# within a float32's normal ones. Units that add integers have time where those that multiply are what a dot waits for.
+_NORMAL, _HALF = 254, 128
+
+
+@inline
+def exponent_steps(scales: int) -> Any:
+    """What half of each of sixteen scales adds to the bits of a float32."""
+    return (to_i32(u8_at(scales)) - _HALF) << 23
+
+
+@inline
+def step_exponents(steps: Any, number: int) -> Any:
+    """The float32 at an address times half of each of sixteen scales."""
+    return as_f32(steps + splat_i32(scalar_i32_at(number)))
+
+
+@inline
+def steps_are_exact(scales: Any, groups: int, bits: Any) -> Any:
+    """Whether :func:`step_exponents` gives the product for numbers in a range and two blocks' scales.
+
+    ``bits`` are the lowest and the highest number's, ``scales`` two addresses.
+    """
+    low = high = u8_at(scales[0])
+    for at in range(0, SCALE_BYTES * groups, SCALE_BYTES):
+        a, b = u8_at(scales[0] + at), u8_at(scales[1] + at)
+        low, high = vmin(low, vmin(a, b)), vmax(high, vmax(a, b))
+    least, most = np.int64(hmin(to_i32(low))), np.int64(hmax(to_i32(high)))
+    lowest, highest = bits[0] >> 23, bits[1] >> 23
+    return (
+        lowest >= 1
+        and highest <= _NORMAL
+        and most <= _NORMAL
+        and lowest + least - _HALF >= 1
+        and highest + most - _HALF <= _NORMAL
+    )
 
 
 @inline

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from serai.kernels import threads
 from serai.kernels.compile import inline, kernel
 from serai.kernels.matrix import GROUP, aligned
-from serai.kernels.memory import addr, f32_at, store_at, store_scalar_f32_at, store_scalar_i32_at
+from serai.kernels.memory import addr, f32_at, i32_at, store_at, store_scalar_f32_at, store_scalar_i32_at
 from serai.kernels.mxfp4 import CODE_OFFSET as MXFP4_OFFSET
 from serai.kernels.q8 import CODE_OFFSET as Q8_OFFSET
-from serai.kernels.simd import any_of, hmax, hsum, round_i32, splat_f32, to_i8, vabs, vmax
+from serai.kernels.simd import any_of, hmax, hmin, hsum, round_i32, splat_f32, to_i8, vabs, vmax, vmin
 from serai.kernels.threads import parallel_for
 
 # Below this largest magnitude a block counts as zero: 127 / max would overflow.
@@ -103,6 +103,20 @@ def quantize_block(low: Any, high: Any, out: Any, block: int) -> None:
     total = hsum(a + b)
     store_scalar_i32_at(out[2] + 4 * block, -MXFP4_OFFSET * total)
     store_scalar_i32_at(out[3] + 4 * block, -Q8_OFFSET * total)
+
+
+@inline
+def range_of_scales(scales: int, pitch: int, groups: int, rows: int) -> Any:
+    """The lowest and the highest of ``rows`` rows' scales, each as the bits of a float32 read as an integer; (0, 0) for
+    fewer than sixteen rows. ``scales`` is the address of the first row's in an array of ``pitch`` rows."""
+    if rows < 16:
+        return np.int64(0), np.int64(0)
+    low = high = i32_at(scales)
+    for group in range(groups):
+        for row in range(0, rows, 16):
+            bits = i32_at(scales + 4 * (group * pitch + min(row, rows - 16)))
+            low, high = vmin(low, bits), vmax(high, bits)
+    return np.int64(hmin(low)), np.int64(hmax(high))
 
 
 @inline

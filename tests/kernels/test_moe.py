@@ -277,6 +277,24 @@ def test_a_pair_has_the_same_bits_in_any_company(weight_format: Format, latent: 
     np.testing.assert_array_equal(shuffled, together.reshape(150, 2, -1)[order])
 
 
+@pytest.mark.parametrize("codes", [(0, 30), (100, 140), (127, 128), (220, 256)])
+@pytest.mark.parametrize("size", [1e-29, 1.0, 1e30])
+def test_scales_of_any_size_have_the_same_bits_in_any_company(codes: tuple[int, int], size: float) -> None:
+    """Many rows take a shorter way to a product of scales, where it is a normal number."""
+    made = Experts(Format.MXFP4, 96, 160, 3)
+    scales = made.records[:, made.layout.offsets[3] : made.layout.offsets[-1]]
+    scales[:] = np.random.default_rng(2).integers(*codes, scales.shape)
+    x, ids = normal(90, 96) * np.float32(size), picks(90, 2, 3)
+    # Some blocks of zeros and one that is no number, but not in all experts' rows.
+    x[80:, 32:64], x[85, 3] = 0.0, np.nan
+    for rows in (60, 84, 90):
+        together = made.run(x[:rows], ids[:rows], SITU, True).reshape(rows, 2, -1)
+        for first in range(0, rows, 9):
+            some = slice(first, min(first + 9, rows))
+            alone = made.run(x[some], ids[some], SITU, True)
+            np.testing.assert_array_equal(alone, together[some].reshape(alone.shape))
+
+
 @pytest.mark.parametrize(("weight_format", "latent", "inner", "fast"), KINDS)
 def test_experts_may_come_in_several_calls(weight_format: Format, latent: int, inner: int, fast: bool) -> None:
     made = Experts(weight_format, latent, inner, 7)
@@ -384,7 +402,7 @@ def test_shapes_that_do_not_combine_are_refused() -> None:
 def bits() -> str:
     """Everything of this file in few and many rows, as a hash."""
     made = []
-    for rows in (1, 9):
+    for rows in (1, 9, 60):
         ids, weights = routed(normal(rows, 30), normal(30, seed=1) * 0.1, 3)
         ids %= 5
         for weight_format, latent, inner, fast in KINDS:
