@@ -24,6 +24,7 @@ class Catalogue:
         self._by_id: dict[str, Known] = {}
         self._by_chain: dict[tuple[str, str], list[str]] = {}
         self._children: dict[str, list[str]] = {}
+        self._forks: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -39,6 +40,7 @@ class Catalogue:
 
     def remove(self, place_id: str) -> Known | None:
         """Forget a place; what was known of it."""
+        self._forks.pop(place_id, None)
         known = self._by_id.pop(place_id, None)
         if known is None:
             return None
@@ -61,6 +63,13 @@ class Catalogue:
 
     def children(self, place_id: str) -> tuple[str, ...]:
         return tuple(self._children.get(place_id, ()))
+
+    def next_fork(self, place_id: str) -> int:
+        """A number for a fork of a place, by which it draws: two that are made at once have two, and no fork has that
+        of one deleted before."""
+        number = max(self._forks.get(place_id, 0), len(self.children(place_id))) + 1
+        self._forks[place_id] = number
+        return number
 
 
 Key = TypeVar("Key")

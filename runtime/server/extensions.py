@@ -96,8 +96,8 @@ async def fork(service: Service, request: Request) -> Response:
     count = await read_body(service, request, lambda body: Fields(body).integer("count", 1, MAX_FORKS) or 1)
     forks: list[Place] = []
     try:
-        for ordinal in range(1, count + 1):
-            forks.append(await _fork(service, place, ordinal))
+        for _ in range(count):
+            forks.append(await _fork(service, place))
     except BaseException:
         with anyio.CancelScope(shield=True):
             for one in forks:
@@ -109,12 +109,11 @@ async def fork(service: Service, request: Request) -> Response:
     return JSONResponse({"object": "list", "data": [{"id": PREFIX + one.id, "object": "response"} for one in forks]})
 
 
-async def _fork(service: Service, place: Place, ordinal: int) -> Place:
+async def _fork(service: Service, place: Place) -> Place:
     sessions = service.sessions
     stands_at, _ = await sessions.go_on(place)
-    ordinal += len(sessions.catalogue.children(place.id))
     try:
-        child = await sessions.branch(stands_at, ordinal)
+        child = await sessions.branch(stands_at, sessions.catalogue.next_fork(place.id))
     finally:
         await sessions.end(stands_at)
     place_id = new_id()

@@ -252,6 +252,23 @@ async def test_forks_and_tags_are_extensions(tmp_path: Path) -> None:
         assert (await client.call("GET", "/v1/serai:sessions")).json()["data"]
 
 
+async def test_forks_draw_apart_that_are_made_at_once_or_after_one_was_deleted(tmp_path: Path) -> None:
+    async with serving_model(ReplyModel(lambda prompt: SAYS), store=tmp_path / "s") as client:
+        first = await client.post("/v1/responses", {"input": "hi", "seed": 1})
+        at = f"/v1/responses/{first['id']}/serai:fork"
+        both = [client.start("POST", at, {}) for _ in range(2)]
+        one, two = [(await each.body())["data"][0]["id"] for each in both]
+        gone = (await client.post(at, {}))["data"][0]["id"]
+        assert (await client.call("DELETE", f"/v1/responses/{one}")).status == 200
+        (three,) = (await client.post(at, {}))["data"]
+        ask = {"input": "more", "seed": 9}
+        said = [
+            text_of(await client.post("/v1/responses", ask | {"previous_response_id": id_}))
+            for id_ in (first["id"], two, gone, three["id"])
+        ]
+        assert len(set(said)) == 4
+
+
 @pytest.mark.parametrize("may", [1, 2])
 async def test_forks_that_are_refused_leave_nothing(tmp_path: Path, may: int) -> None:
     """A fork takes two sessions of the quota while it is made. One that was refused once kept the first for ever."""
