@@ -174,7 +174,7 @@ def _products(scale: Scale, peak: Peaks, timed: Callable[[Case], float]) -> list
 def _kda(scale: Scale, peak: Peaks, timed: Callable[[Case], float]) -> list[Claim]:
     """The step against a copy, and whether it knows how long a session is.
 
-    What bounds it, on two cores of a Zen 4: the same accesses without arithmetic reach 0.93 to 0.99 of a copy, with it
+    What bounds it, on two cores of a Zen 4: the same accesses without arithmetic reach 0.92 to 0.99 of a copy, with it
     0.91 to 0.96, and 0.89 to 0.91 where 0.4 us a head go by as in preparing a token, which one core's pause the other
     makes up for little. A core alone copies 46 GB/s where what it writes is still in its first-level cache, but 32
     where it comes from the second level, as a head's 64 KB must: prefetching less far, writing rows from the last to
