@@ -36,7 +36,9 @@ PREFILL_TOKENS = 512
 PROMPT_TOKENS = 64
 SESSIONS = 8
 ROUNDS, QUICK_ROUNDS = 5, 3
-STEPS, SESSION_STEPS = 16, 6
+STEPS, SESSION_STEPS = 32, 9
+TURN_STEPS = 4
+"""Steps of one side between those of the other."""
 MOST_ERROR = 1e-3
 """Relative RMS difference of the small model's logits in float32 above which the two sides do not compute the same
 function. Two functions that have nothing in common differ by 1.4."""
@@ -196,31 +198,31 @@ def compare(serai: Side, llama: Side, vocab: int) -> tuple[float, int]:
 
 def one_round(serai: Side, llama: Side, vocab: int, number: int) -> tuple[Speeds, Speeds]:
     """serai's and llama.cpp's speeds; who begins alternates from round to round."""
-    sides = [serai, llama] if number % 2 else [llama, serai]
+    sides = (serai, llama) if number % 2 else (llama, serai)
     rng = np.random.default_rng(number)
     prompt = rng.integers(0, vocab, PREFILL_TOKENS).astype(np.int32)
     following = rng.integers(0, vocab, (STEPS, SESSIONS, 1)).astype(np.int32)
     for side in sides:
         side.forget(0)
-    prefill = {id(side): _seconds(side, [[(0, prompt)]]) for side in sides}
-    decode = {id(side): _seconds(side, [[(0, one[0])] for one in following]) for side in sides}
-    together = [[(1 + i, one[i]) for i in range(SESSIONS)] for one in following[:SESSION_STEPS]]
-    sessions = {id(side): _seconds(side, together) for side in sides}
-    ours, theirs = (
-        Speeds(PREFILL_TOKENS / prefill[id(side)], 1 / decode[id(side)], SESSIONS / sessions[id(side)])
-        for side in (serai, llama)
+    prefill = _seconds(sides, [[(0, prompt)]])
+    decode = _seconds(sides, [[(0, one[0])] for one in following])
+    sessions = _seconds(sides, [[(1 + i, one[i]) for i in range(SESSIONS)] for one in following[:SESSION_STEPS]])
+    first, second = (
+        Speeds(PREFILL_TOKENS / prefill[at], 1 / decode[at], SESSIONS / sessions[at]) for at in range(len(sides))
     )
-    return ours, theirs
+    return (first, second) if number % 2 else (second, first)
 
 
-def _seconds(side: Side, steps: Sequence[Sequence[tuple[int, Tokens]]]) -> float:
-    """Median time of a step."""
-    seconds = []
-    for parts in steps:
-        began = time.perf_counter()
-        side.feed(parts)
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
+def _seconds(sides: Sequence[Side], steps: Sequence[Sequence[tuple[int, Tokens]]]) -> list[float]:
+    """Median time of a step, of each side. They take turns every few steps: what memory gives drifts within seconds."""
+    seconds: list[list[float]] = [[] for _ in sides]
+    for begin in range(0, len(steps), TURN_STEPS):
+        for side, own in zip(sides, seconds, strict=True):
+            for parts in steps[begin : begin + TURN_STEPS]:
+                began = time.perf_counter()
+                side.feed(parts)
+                own.append(time.perf_counter() - began)
+    return [statistics.median(own) for own in seconds]
 
 
 def median_peaks(peaks: Sequence[Peaks]) -> Peaks:
