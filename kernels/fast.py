@@ -25,7 +25,7 @@ from serai.kernels.amx import (
     tiles_end,
 )
 from serai.kernels.compile import inline, thin
-from serai.kernels.exact import pick, prefetch_ahead
+from serai.kernels.exact import pick, prefetch_ahead, prefetch_for_rows
 from serai.kernels.memory import (
     f32_at,
     i32_at,
@@ -46,7 +46,7 @@ _SUM_BYTES = FAST_ROWS * 128
 _TILE_ROOM_BYTES = 2 * WEIGHT_TILE_BYTES + 4 * SUM_TILE_BYTES + 32 * TILE_ROWS + 128 if HAS_TILES else 0
 FAST_STATE_BYTES = _SUM_BYTES + _TILE_ROOM_BYTES
 """Stack for a group's running sums, two vectors of sixteen floats a row, and what the tile unit needs beside them."""
-_SCALES_AHEAD_BYTES = 512
+_SCALES_AHEAD_BYTES, _ROWS_SCALES_AHEAD_BYTES = 256, 512
 # Rows from which the tile unit is faster: it always takes sixteen.
 _TILE_LEAST = 12
 
@@ -84,30 +84,24 @@ def packed_rows(
 def packed_row(
     chain: Any, unsigned: Any, scale: Any, sizes: Any, weights: Any, scales: Any, groups: int, x: Any
 ) -> Any:
-    """Four blocks of outputs for row 0 of ``x``: four vectors of sixteen sums. Memory likes several streams."""
-    w0, w1, w2, w3 = weights
-    s0, s1, s2, s3 = scales
+    """Two blocks of outputs for row 0 of ``x``: two vectors of sixteen sums. Memory likes two streams a thread best."""
+    w0, w1 = weights
+    s0, s1 = scales
     codes, x_scales, starts, pitch, _ = x
-    r0 = r1 = r2 = r3 = splat_f32(0.0)
+    r0 = r1 = splat_f32(0.0)
     for group in range(groups):
         at, s, block = group * sizes[0], group * sizes[1], group * pitch
         prefetch_ahead(w0 + at, sizes[0])
         prefetch_ahead(w1 + at, sizes[0])
-        prefetch_ahead(w2 + at, sizes[0])
-        prefetch_ahead(w3 + at, sizes[0])
-        # Scales as far ahead as weights: a line of them serves several blocks, and one miss would stall them all.
+        # A line of scales serves several blocks, and one miss would stall them all.
         prefetch_l2(s0 + s + _SCALES_AHEAD_BYTES)
         prefetch_l2(s1 + s + _SCALES_AHEAD_BYTES)
-        prefetch_l2(s2 + s + _SCALES_AHEAD_BYTES)
-        prefetch_l2(s3 + s + _SCALES_AHEAD_BYTES)
         start = splat_i32(scalar_i32_at(starts + 4 * block))
         x_scale = splat_f32(scalar_f32_at(x_scales + 4 * block))
         here = codes + 32 * block
         r0 = fma(to_f32(chain(start, unsigned(w0 + at), here)), scale(s0 + s) * x_scale, r0)
         r1 = fma(to_f32(chain(start, unsigned(w1 + at), here)), scale(s1 + s) * x_scale, r1)
-        r2 = fma(to_f32(chain(start, unsigned(w2 + at), here)), scale(s2 + s) * x_scale, r2)
-        r3 = fma(to_f32(chain(start, unsigned(w3 + at), here)), scale(s3 + s) * x_scale, r3)
-    return (r0, r1, r2, r3)
+    return r0, r1
 
 
 @inline
@@ -142,10 +136,10 @@ def few_rows(
         here, scale_here = group * block_bytes, group * scale_bytes
         d0, d1 = unsigned(w0 + here), unsigned(w1 + here)
         c0, c1 = scale(s0 + scale_here), scale(s1 + scale_here)
-        prefetch_ahead(w0 + here, block_bytes)
-        prefetch_ahead(w1 + here, block_bytes)
-        prefetch_l2(s0 + scale_here + _SCALES_AHEAD_BYTES)
-        prefetch_l2(s1 + scale_here + _SCALES_AHEAD_BYTES)
+        prefetch_for_rows(w0 + here, block_bytes)
+        prefetch_for_rows(w1 + here, block_bytes)
+        prefetch_l2(s0 + scale_here + _ROWS_SCALES_AHEAD_BYTES)
+        prefetch_l2(s1 + scale_here + _ROWS_SCALES_AHEAD_BYTES)
         for i in range(count):
             at, block = state + 128 * i, group * pitch + pick(rows, i)
             start, x_scale = splat_i32(scalar_i32_at(starts + 4 * block)), x_scales + 4 * block
@@ -210,8 +204,8 @@ def _tile_rows(
         here, scale_here = group * block_bytes, group * scale_bytes
         tile_weights(signed(w0 + here, room), signed(w1 + here, room + WEIGHT_TILE_BYTES))
         c0, c1 = scale(s0 + scale_here), scale(s1 + scale_here)
-        prefetch_ahead(w0 + here, block_bytes)
-        prefetch_ahead(w1 + here, block_bytes)
+        prefetch_for_rows(w0 + here, block_bytes)
+        prefetch_for_rows(w1 + here, block_bytes)
         block = group * pitch
         for tile in range(tiles):
             first = TILE_ROWS * tile

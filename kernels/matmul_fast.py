@@ -57,42 +57,33 @@ def _q8_row(weights: Any, scales: Any, groups: int, x: Any) -> Any:
     return packed_row(wide_dot_chain, q8.block_weights, q8.block_scales, sizes, weights, scales, groups, x)
 
 
-@inline
-def _four(base: int, size: int, b0: int, b1: int, b2: int, b3: int) -> Any:
-    return (base + b0 * size, base + b1 * size, base + b2 * size, base + b3 * size)
-
-
 @thin
 def _task(
     task: int, one_row: Any, some_rows: Any, sizes: Any, w: Any, outputs: int, groups: int, chunk: int, x: Any, y: Any
 ) -> None:
-    """``chunk`` units of outputs; a unit is four (one row) or two (more rows) distant blocks.
+    """``chunk`` units of outputs; a unit is two distant blocks.
 
     ``x = (codes, scales, starts, rows)``, ``y = (address, row pitch, add)``.
     """
     y_at, y_pitch, add = y
     codes, x_scales, starts, count = x
     blocks = (outputs + 15) // 16
-    width = 4 if count == 1 else 2
-    apart = (blocks + width - 1) // width
+    apart = (blocks + 1) // 2
     block_bytes, scale_bytes = groups * sizes[0], groups * sizes[1]
     state = stack_bytes(FAST_STATE_BYTES)
     begin, end = task * chunk, min((task + 1) * chunk, apart)
     # Groups of rows outside, so that a group and the weights of all the task's units stay in cache for each other.
     for row in range(0, count, FAST_ROWS):
         for b0 in range(begin, end):
-            b1, b2, b3 = b0 + apart, b0 + 2 * apart, b0 + 3 * apart
-            r1, r2, r3 = existing(b1, blocks), existing(b2, blocks), existing(b3, blocks)
-            if count == 1:
-                streams, factors = _four(w[0], block_bytes, b0, r1, r2, r3), _four(w[1], scale_bytes, b0, r1, r2, r3)
-                v0, v1, v2, v3 = one_row(streams, factors, groups, (codes, x_scales, starts, 1, 0))
-                put(y_at + 64 * b0, v0, outputs - 16 * b0, add)
-                put(y_at + 64 * b1, v1, outputs - 16 * b1, add)
-                put(y_at + 64 * b2, v2, outputs - 16 * b2, add)
-                put(y_at + 64 * b3, v3, outputs - 16 * b3, add)
-                continue
+            b1 = b0 + apart
+            r1 = existing(b1, blocks)
             pair = (w[0] + b0 * block_bytes, w[0] + r1 * block_bytes)
             scales = (w[1] + b0 * scale_bytes, w[1] + r1 * scale_bytes)
+            if count == 1:
+                v0, v1 = one_row(pair, scales, groups, (codes, x_scales, starts, 1, 0))
+                put(y_at + 64 * b0, v0, outputs - 16 * b0, add)
+                put(y_at + 64 * b1, v1, outputs - 16 * b1, add)
+                continue
             n = min(FAST_ROWS, count - row)
             source = (codes + 32 * row, x_scales + 4 * row, starts + 4 * row, count, 0)
             some_rows(pair, scales, groups, source, n, state)
@@ -118,9 +109,8 @@ def _product(
 ) -> None:
     """Deal one product; ``out_at = (column, whether to add)``."""
     groups, rows = x_scales.shape
-    width = 4 if rows == 1 else 2
-    units = ((outputs + 15) // 16 + width - 1) // width
-    chunk, tasks, spread = deal(units, width * groups * block_bytes, rows)
+    units = ((outputs + 15) // 16 + 1) // 2
+    chunk, tasks, spread = deal(units, 2 * groups * block_bytes, rows)
     x = (addr(codes, 0), addr(x_scales, 0), starts, rows)
     y = (addr(out, out_at[0]), 4 * out.shape[1], out_at[1])
     parallel_for(tasks, spread, body, (w, outputs, groups, chunk, x, y))

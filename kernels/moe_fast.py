@@ -55,14 +55,16 @@ def _inner_task(
 
 @inline
 def _one_row_of_inner(record: int, offsets: Any, groups: int, unit: int, x: Any, row: int, betas: Any) -> Any:
-    """A unit's 32 activations of one row: two blocks of gate and two of up at once, as memory likes it."""
-    low, high = 2 * unit * groups * BLOCK_BYTES, (2 * unit + 1) * groups * BLOCK_BYTES
-    low_scale, high_scale = 2 * unit * groups * SCALE_BYTES, (2 * unit + 1) * groups * SCALE_BYTES
-    gate, up, gate_scale, up_scale = record + offsets[0], record + offsets[1], record + offsets[3], record + offsets[4]
-    weights = (gate + low, up + low, gate + high, up + high)
-    scales = (gate_scale + low_scale, up_scale + low_scale, gate_scale + high_scale, up_scale + high_scale)
+    """A unit's 32 activations of one row: a block of gate beside one of up, and again."""
     source = (x[0] + 32 * row, x[1] + 4 * row, x[2] + 4 * row, x[3], 0)
-    g0, u0, g1, u1 = mxfp4_row(weights, scales, groups, source)
+    at, scale_at = 2 * unit * groups * BLOCK_BYTES, 2 * unit * groups * SCALE_BYTES
+    weights = (record + offsets[0] + at, record + offsets[1] + at)
+    scales = (record + offsets[3] + scale_at, record + offsets[4] + scale_at)
+    g0, u0 = mxfp4_row(weights, scales, groups, source)
+    at, scale_at = at + groups * BLOCK_BYTES, scale_at + groups * SCALE_BYTES
+    weights = (record + offsets[0] + at, record + offsets[1] + at)
+    scales = (record + offsets[3] + scale_at, record + offsets[4] + scale_at)
+    g1, u1 = mxfp4_row(weights, scales, groups, source)
     return activate16(g0, u0, betas[0], betas[1]), activate16(g1, u1, betas[0], betas[1])
 
 
@@ -82,24 +84,17 @@ def _outer_task(task: int, call: Any, offsets: Any, dims: Any, part: Any, mid: A
         x = (mid[0] + 32 * first, mid[1] + 4 * first, mid[2] + 4 * first, mid[4], 0)
         bits = range_of_scales(x[1], mid[4], groups, n)
         for b0 in range(first_unit, min(first_unit + part[1], apart)):
-            b1, b2, b3 = b0 + apart, b0 + 2 * apart, b0 + 3 * apart
-            r1, r2, r3 = existing(b1, blocks), existing(b2, blocks), existing(b3, blocks)
-            if n == 1:
-                weights = (w2 + b0 * block_bytes, w2 + r1 * block_bytes, w2 + r2 * block_bytes, w2 + r3 * block_bytes)
-                scales = (s2 + b0 * scale_bytes, s2 + r1 * scale_bytes, s2 + r2 * scale_bytes, s2 + r3 * scale_bytes)
-                v0, v1, v2, v3 = mxfp4_row(weights, scales, groups, x)
-                out = y[0] + scalar_i32_at(pairs) * y[1]
-                put(out + 64 * b0, v0, latent - 16 * b0, False)
-                put(out + 64 * b1, v1, latent - 16 * b1, False)
-                put(out + 64 * b2, v2, latent - 16 * b2, False)
-                put(out + 64 * b3, v3, latent - 16 * b3, False)
-                continue
             for half in range(2):
-                low, high = (b0, b1) if half == 0 else (b2, b3)
+                low, high = b0 + half * apart, b0 + (half + 2) * apart
                 r_low, r_high = existing(low, blocks), existing(high, blocks)
                 pair = (w2 + r_low * block_bytes, w2 + r_high * block_bytes)
                 pair_scales = (s2 + r_low * scale_bytes, s2 + r_high * scale_bytes)
-                mxfp4_rows_in_range(pair, pair_scales, groups, x, bits, n, state)
+                if n == 1:
+                    v0, v1 = mxfp4_row(pair, pair_scales, groups, x)
+                    store_at(state, v0)
+                    store_at(state + 64, v1)
+                else:
+                    mxfp4_rows_in_range(pair, pair_scales, groups, x, bits, n, state)
                 for i in range(n):
                     out = y[0] + scalar_i32_at(pairs + 4 * i) * y[1]
                     put(out + 64 * low, f32_at(state + 128 * i), latent - 16 * low, False)
