@@ -51,6 +51,11 @@ class Calls:
     arrays: tuple[NDArray[Any], ...]
     """Held, since they are known by their addresses only."""
 
+    @property
+    def nbytes(self) -> int:
+        """Of what was noted; the arrays are somebody else's."""
+        return self.words.nbytes + self.launches.nbytes + self.moving.nbytes
+
     def again(self, places: Input) -> None:
         """Make all calls again, with inputs that are now at `places`.
 

@@ -14,11 +14,11 @@ from serai.kernels.recorded import Calls, places, record
 from serai.runtime.models.batch import Batch
 from serai.runtime.models.layers import Do
 
-MOST_ROWS = 64
-"""A step of more rows takes so long that Python's part is nothing."""
+FEW_ROWS = 64
+"""A step of more rows takes long, and seldom comes again; it is recorded when it does."""
 
-KEPT = 24
-"""Different numbers of rows that are remembered: 8 KB a layer each."""
+MOST_BYTES = 1 << 24
+"""What all records may take together: a number of rows takes some 10 KB a layer."""
 
 
 Recorded = dict[tuple[int, str], tuple[Calls, Any]]
@@ -30,21 +30,30 @@ class Replays:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, Recorded] = OrderedDict()
+        self._met: set[int] = set()
 
     @property
     def rows(self) -> list[int]:
         """The numbers of rows remembered, the one used last at the end."""
         return list(self._kept)
 
+    @property
+    def nbytes(self) -> int:
+        """What is remembered takes, but for the memory that it speaks of."""
+        return sum(calls.nbytes for recorded in self._kept.values() for calls, _ in recorded.values())
+
     def of(self, batch: Batch) -> "Replay | None":
         """For a step of that batch; None if it is not worth while."""
-        if batch.rows > MOST_ROWS:
+        if batch.rows in self._kept:
+            self._kept.move_to_end(batch.rows)
+            return Replay(self._kept[batch.rows], batch)
+        if batch.rows > FEW_ROWS and batch.rows not in self._met:
+            self._met.add(batch.rows)
             return None
-        recorded = self._kept.setdefault(batch.rows, {})
-        self._kept.move_to_end(batch.rows)
-        if len(self._kept) > KEPT:
+        while self._kept and self.nbytes > MOST_BYTES:
             self._kept.popitem(last=False)
-        return Replay(recorded, batch)
+        self._kept[batch.rows] = {}
+        return Replay(self._kept[batch.rows], batch)
 
 
 class Replay:

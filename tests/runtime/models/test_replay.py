@@ -10,7 +10,7 @@ from serai.runtime.bench.tiny import TINY_MODELS, TinyModel, write_tiny_model
 from serai.runtime.checks.stepping import Stepper
 from serai.runtime.models import replay
 from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
-from serai.runtime.models.replay import KEPT, Replays
+from serai.runtime.models.replay import FEW_ROWS, Replays
 from serai.runtime.models.trunk import Trunk
 from serai.runtime.state import StatePool
 
@@ -48,19 +48,41 @@ def test_repeated_steps_have_the_bits_of_called_ones(
     write_tiny_model(tmp_path / "m", shape)
     loaded = load_model(find_model(tmp_path / "m"), precision, max_rows=64, trunk=trunk, latents=latents)
     repeated = [some_steps(loaded) for _ in range(2)]
-    monkeypatch.setattr(replay, "MOST_ROWS", 0)
+    monkeypatch.setattr(Replays, "of", lambda self, batch: None)
     assert [some_steps(loaded)] * 2 == repeated
     loaded.model.close()
 
 
-def test_only_so_many_numbers_of_rows_are_remembered(tmp_path: Path) -> None:
+def test_a_large_step_is_recorded_when_it_comes_again(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "m", next(iter(TINY_MODELS.values())))
+    loaded = load_model(find_model(tmp_path / "m"), Precision.EXACT, max_rows=2 * FEW_ROWS)
+    stepper = Stepper(loaded, StatePool(loaded.layout))
+    tokens = np.random.default_rng(0).integers(0, 100, FEW_ROWS + 1).astype(np.int32)
+    bits, rows = [], []
+    for _ in range(3):
+        bits.append(stepper.ended(stepper.run(tokens)))
+        rows.append(loaded.model.replays.rows)
+    assert rows == [[], [FEW_ROWS + 1], [FEW_ROWS + 1]]
+    assert len(set(bits)) == 1
+    loaded.model.close()
+
+
+def test_only_so_many_bytes_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the numbers of rows that were had last."""
     write_tiny_model(tmp_path / "m", next(iter(TINY_MODELS.values())))
     loaded = load_model(find_model(tmp_path / "m"), Precision.EXACT, max_rows=64)
-    stepper = Stepper(loaded, StatePool(loaded.layout))
-    rng, replays = np.random.default_rng(0), loaded.model.replays
-    assert isinstance(replays, Replays)
-    for rows in range(1, KEPT + 3):
-        stepper.run(rng.integers(0, 100, rows).astype(np.int32)).release()
-        stepper.run(rng.integers(0, 100, 1).astype(np.int32)).release()
-    assert replays.rows == [*range(4, KEPT + 3), 1]
+    stepper, replays = Stepper(loaded, StatePool(loaded.layout)), loaded.model.replays
+
+    def step(rows: int) -> None:
+        stepper.run(np.arange(rows, dtype=np.int32)).release()
+
+    step(1)
+    one = replays.nbytes
+    assert 0 < one < 20_000 * loaded.model.config.num_layers
+    monkeypatch.setattr(replay, "MOST_BYTES", 3 * one)
+    for rows in (2, 3, 1, 4, 5, 6):
+        step(rows)
+        step(1)
+    assert replays.rows == [4, 5, 6, 1]
+    assert replays.nbytes == 4 * one
     loaded.model.close()
