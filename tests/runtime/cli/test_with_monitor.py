@@ -87,7 +87,7 @@ def test_leaving_the_monitor_leaves_the_server_be(nano: Path, tmp_path: Path) ->
 def test_a_run_is_watched_and_ctrl_c_pauses_it(nano: Path, tmp_path: Path) -> None:
     arguments = ("run", nano, PROMPT, "--monitor", "--ignore-eos", "--max-tokens", 100_000, "--store", tmp_path)
     with on_terminal(*arguments) as (terminal, process):
-        read_until(terminal, lambda seen: b"what it says" in seen)
+        read_until(terminal, lambda seen: b"lines before" in seen)  # it says more than there is room for
         os.write(terminal, CTRL_C)
         seen = read_until(terminal, lambda seen: b"go on with: serai run" in seen)
         assert seen.index(LEFT_SCREEN) < seen.index(b"paused at")
@@ -97,7 +97,7 @@ def test_a_run_is_watched_and_ctrl_c_pauses_it(nano: Path, tmp_path: Path) -> No
 def test_a_run_goes_on_in_plain_text_once_the_monitor_is_left(nano: Path, tmp_path: Path) -> None:
     arguments = ("run", nano, PROMPT, "--monitor", "--ignore-eos", "--max-tokens", 100_000, "--store", tmp_path)
     with on_terminal(*arguments) as (terminal, process):
-        read_until(terminal, lambda seen: b"what it says" in seen)
+        read_until(terminal, lambda seen: b"lines before" in seen)  # it says more than there is room for
         os.write(terminal, b"q")
         read_until(terminal, lambda seen: LEFT_SCREEN in seen and b"tok/s" in seen.split(LEFT_SCREEN)[-1])
         os.write(terminal, CTRL_C)
