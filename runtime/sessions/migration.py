@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from serai.checkpoints.moving.direct import fetch, send
 from serai.checkpoints.moving.handover import hand_over, peer_at, place_peer_at
 from serai.checkpoints.moving.ownership import ownership
-from serai.checkpoints.moving.transfer import Moved
+from serai.checkpoints.moving.transfer import Moved, Stopped
 from serai.checkpoints.store import Store
 from serai.runtime.errors import BadParameter, SeraiError
 from serai.runtime.sessions.journal import Journal, Point
@@ -26,10 +26,19 @@ async def migrate(session: "DurableSession", journal: Journal, target: str) -> P
     store = _need(journal)
     peer = peer_at(target)
     point = await session.record.save_settled(await session.hot(), session.timeline, "migrate")
+    owned = False  # unless it is found to be
+
+    def move(stopped: Stopped) -> None:
+        nonlocal owned
+        try:
+            hand_over(store, session.id, point.id, peer, stopped)
+        finally:  # on this thread: a cancelled caller, who waits no second time, must know it too
+            owned = _is_owned(store, session.id)
+
     try:
-        await in_thread_until_stopped(lambda stopped: hand_over(store, session.id, point.id, peer, stopped))
+        await in_thread_until_stopped(move)
     finally:
-        if not await in_thread_to_the_end(lambda: _is_owned(store, session.id)):
+        if not owned:
             session.moved()
     return point
 

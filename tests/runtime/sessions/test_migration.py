@@ -1,5 +1,6 @@
 """`Session.migrate`: between runtimes, stores, places and processes, with kills at every step."""
 
+import asyncio
 import json
 import signal
 import sys
@@ -10,7 +11,7 @@ import anyio.from_thread
 import pytest
 
 from serai.checkpoints import Store
-from serai.checkpoints.moving.ownership import OwnerStatus, ownership
+from serai.checkpoints.moving.ownership import Ownership, OwnerStatus, ownership
 from serai.checkpoints.moving.places import FolderPlace
 from serai.runtime import SamplingParams
 from serai.runtime.errors import (
@@ -22,6 +23,7 @@ from serai.runtime.errors import (
     SessionGone,
     StoreBusy,
 )
+from serai.runtime.sessions import migration
 from tests.runtime.fake_runtime import fake_runtime
 
 pytestmark = pytest.mark.anyio
@@ -160,6 +162,29 @@ async def test_a_cancelled_move_is_done_or_was_never_begun(tmp_path: Path) -> No
         assert (await rt.resume(session.id)).position == 3
 
 
+async def test_a_task_that_is_cancelled_once_all_is_settled_leaves_no_session_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By asyncio's own cancellation, which no shield keeps out, while it is asked who owns the session now."""
+    async with fake_runtime(store=tmp_path / "here") as rt:
+        session = await rt.session()
+        await session.append([1, 2, 3])
+        task = asyncio.ensure_future(session.migrate(tmp_path / "there"))
+
+        def meanwhile(store: Store, session_id: str) -> Ownership:
+            anyio.from_thread.run_sync(task.cancel)
+            return ownership(store, session_id)
+
+        monkeypatch.setattr(migration, "ownership", meanwhile)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert rt.store is not None
+        assert ownership(rt.store, session.id).status is OwnerStatus.MOVED
+        assert not session.is_open
+        with pytest.raises(SessionClosed, match="moved"):
+            await session.append([4])
+
+
 STEPS = ("receive", "begin_move", "accept", "finish_move")
 
 
@@ -225,9 +250,14 @@ async def test_a_cancelled_copy_comes_back_soon_and_is_there_whole_or_not_at_all
         point = await session.pause()
         with anyio.CancelScope() as scope:
 
+            async def cancel() -> None:
+                scope.cancel()
+                for _ in range(5):  # turns of the loop, by which the caller has heard of it
+                    await asyncio.sleep(0)
+
             def counted(self: FolderPlace, name: str, data: bytes) -> None:
                 if len(written) == after:
-                    anyio.from_thread.run_sync(scope.cancel)
+                    anyio.from_thread.run(cancel)
                 put(self, name, data)
                 written.append(name)
 
