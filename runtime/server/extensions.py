@@ -113,12 +113,13 @@ async def _fork(service: Service, place: Place) -> Place:
     sessions = service.sessions
     stands_at, _ = await sessions.go_on(place)
     try:
-        child = await sessions.branch(stands_at, sessions.catalogue.next_fork(place.id))
+        number = sessions.catalogue.next_fork(place.id)
+        child = await sessions.branch(stands_at, number)
     finally:
         await sessions.end(stands_at)
     place_id = new_id()
     document = None if place.document is None else {**place.document, "id": PREFIX + place_id}
-    copy = replace(place, id=place_id, previous=place.id, document=document)
+    copy = replace(place, id=place_id, previous=place.id, document=document, fork=number)
     return await sessions.keep(lambda _: copy, child, ending=None, store=True)
 
 

@@ -23,7 +23,8 @@ NOTHING: Tokens = np.zeros(0, np.int32)
 @dataclass(frozen=True, slots=True)
 class Place:
     """A point to go on from. `position` counts all its tokens; `document` is the response as its client saw it, and
-    `input` the items it answered (None when they were too large to be kept)."""
+    `input` the items it answered (None when they were too large to be kept). `fork` is its number among the forks of
+    `previous`; 0 for what is none, and for one of before these were kept."""
 
     id: str
     namespace: str
@@ -34,6 +35,7 @@ class Place:
     previous: str | None
     document: Mapping[str, Any] | None = None
     input: tuple[Mapping[str, Any], ...] | None = ()
+    fork: int = 0
 
     def metadata(self) -> dict[str, Any]:
         kept: dict[str, Any] = {
@@ -43,6 +45,7 @@ class Place:
             "previous": self.previous,
             "document": self.document,
             "input": None if self.input is None else list(self.input),
+            "fork": self.fork,
         }
         if json_bytes(kept) > MAX_METADATA_BYTES // 2:
             kept["input"] = None
@@ -64,10 +67,11 @@ class Place:
             previous=kept["previous"],
             document=kept["document"],
             input=None if kept["input"] is None else tuple(kept["input"]),
+            fork=kept.get("fork", 0),
         )
 
     def known(self) -> Known:
-        return Known(self.id, self.namespace, self.chain, self.previous, self.document is not None)
+        return Known(self.id, self.namespace, self.chain, self.previous, self.document is not None, self.fork)
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,9 +96,14 @@ class Sessions:
         store = self.store
         if store is None:
             return
-        for place in await anyio.to_thread.run_sync(_places_of, store):
-            self.catalogue.add(place)
-        self._to_delete.update(await anyio.to_thread.run_sync(_deleted_in, store))
+        deleted = await anyio.to_thread.run_sync(_deleted_in, store)
+        gone = await anyio.to_thread.run_sync(_places_at, store, deleted)
+        for known in await anyio.to_thread.run_sync(_places_of, store, deleted):
+            self.catalogue.add(known)
+        for known in gone:  # what was built on a fork draws by its number still
+            if known.previous is not None:
+                self.catalogue.forked(known.previous, known.fork)
+        self._to_delete.update(deleted)
 
     async def place(self, place_id: str, namespace: str) -> Place:
         """What is known of a place. Raises a 404 for one that this namespace doesn't have."""
@@ -384,20 +389,21 @@ def _deleted_in(store: Store) -> set[str]:
     return {tag.removeprefix(DELETED_TAG) for tag in store.tags() if tag.startswith(DELETED_TAG)}
 
 
-def _places_of(store: Store) -> list[Known]:
+def _places_of(store: Store, deleted: Collection[str]) -> list[Known]:
     """Every place of a store, oldest session first."""
-    seen = _deleted_in(store)
+    ids = dict.fromkeys(node_id for info in store.sessions() for node_id in store.ancestry(info.head_id))
+    return _places_at(store, [node_id for node_id in ids if node_id not in deleted])
+
+
+def _places_at(store: Store, node_ids: Iterable[str]) -> list[Known]:
+    """What places these nodes are, those that are none or can't be read left out."""
     found: list[Known] = []
-    for info in store.sessions():
-        for node_id in store.ancestry(info.head_id):
-            if node_id in seen:
-                continue
-            seen.add(node_id)
-            try:
-                place = Place.of(store.node(node_id))
-            except SeraiError as error:
-                log.warning("%s", error)
-                continue
-            if place is not None:
-                found.append(place.known())
+    for node_id in node_ids:
+        try:
+            place = Place.of(store.node(node_id))
+        except SeraiError as error:
+            log.warning("%s", error)
+            continue
+        if place is not None:
+            found.append(place.known())
     return found

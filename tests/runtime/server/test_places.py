@@ -15,7 +15,7 @@ from serai.runtime import Runtime, Session
 from serai.runtime.chat import Cursor
 from serai.runtime.errors import SeraiError
 from serai.runtime.server.ask import Setting
-from serai.runtime.server.places import Ending, Place
+from serai.runtime.server.places import KEPT_KEY, Ending, Place
 from serai.runtime.server.sessions import Sessions
 from tests.runtime.fake_runtime import fake_runtime
 from tests.runtime.gate import Gate
@@ -113,6 +113,7 @@ async def test_a_place_that_could_not_be_deleted_can_be_asked_for_again(
         session = await rt.session()
         await session.append([1] * 20)
         place = await sessions.keep(place_at(new_id()), session, ending=None, store=True)
+        assert [sessions.catalogue.next_fork(place.id) for _ in range(2)] == [1, 2]
 
         def fails(self: Store, *given: Any) -> None:
             raise SeraiError("the disk is full")
@@ -122,9 +123,32 @@ async def test_a_place_that_could_not_be_deleted_can_be_asked_for_again(
             with pytest.raises(SeraiError, match="disk is full"):
                 await sessions.forget(place.id)
         assert (await sessions.place(place.id, "")).id == place.id
+        assert sessions.catalogue.next_fork(place.id) == 3, "not that of a fork made before"
         await sessions.forget(place.id)
         with pytest.raises(Exception, match=place.id):
             await sessions.place(place.id, "")
+
+
+async def test_a_place_of_before_forks_had_numbers_is_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with fake_runtime(store=tmp_path) as rt:
+        before = sessions_of(rt, monkeypatch)
+        session = await rt.session()
+        await session.append([1] * 20)
+        metadata = Place.metadata
+
+        def older(self: Place) -> dict[str, Any]:
+            kept = metadata(self)
+            del kept[KEPT_KEY]["fork"]
+            return kept
+
+        with monkeypatch.context() as then:
+            then.setattr(Place, "metadata", older)
+            place = await before.keep(place_at(new_id()), session, ending=None, store=True)
+        await before.close()
+        sessions = sessions_of(rt, monkeypatch)
+        await sessions.load()
+        assert await sessions.place(place.id, "") == place
+        assert sessions.catalogue.next_fork(place.id) == 1
 
 
 async def test_a_session_that_could_not_be_deleted_is_deleted_later_and_nobody_is_told(

@@ -269,6 +269,21 @@ async def test_forks_draw_apart_that_are_made_at_once_or_after_one_was_deleted(t
         assert len(set(said)) == 4
 
 
+@pytest.mark.parametrize("which", ["one that is there", "one that was built on"])
+async def test_a_fork_made_after_a_restart_draws_apart_from_those_before(tmp_path: Path, which: str) -> None:
+    ask = {"input": "more", "seed": 9}
+    async with serving_model(ReplyModel(lambda prompt: SAYS), store=tmp_path / "s") as client:
+        first = await client.post("/v1/responses", {"input": "hi", "seed": 1})
+        at = f"/v1/responses/{first['id']}/serai:fork"
+        ids = [fork["id"] for fork in (await client.post(at, {"count": 3}))["data"]]
+        said = text_of(await client.post("/v1/responses", ask | {"previous_response_id": ids[2]}))
+        for id_ in ids[:1] if which == "one that is there" else ids:
+            assert (await client.call("DELETE", f"/v1/responses/{id_}")).status == 200
+    async with serving_model(ReplyModel(lambda prompt: SAYS), store=tmp_path / "s") as client:
+        for late in (await client.post(at, {"count": 3}))["data"]:
+            assert text_of(await client.post("/v1/responses", ask | {"previous_response_id": late["id"]})) != said
+
+
 @pytest.mark.parametrize("may", [1, 2])
 async def test_forks_that_are_refused_leave_nothing(tmp_path: Path, may: int) -> None:
     """A fork takes two sessions of the quota while it is made. One that was refused once kept the first for ever."""
