@@ -131,15 +131,17 @@ class Sessions:
         """A session that stands at a place and is the caller's own, and how many tokens had to be read for it."""
         parked, replayed = await self._unpark(place)
         parked.used_s = anyio.current_time()
-        async with parked.lock:
-            try:
+        try:
+            async with parked.lock:
                 if len(parked.pending):
                     replayed += len(parked.pending)
                     await self._read_pending(parked)
                 return await self.branch(parked.session, None), replayed
-            finally:
-                if self._parked.get(place.id) is not parked:  # forgotten meanwhile, when its session was another
-                    await self.end(parked.session, erase=not parked.stored)
+        finally:
+            # It was forgotten before it was restored, or meanwhile, when its session was another: the last one here
+            # ends it, even one that was cancelled as it asked for the lock.
+            if self._parked.get(place.id) is not parked and not parked.lock.locked():
+                await self.end(parked.session, erase=not parked.stored)
 
     async def _read_pending(self, parked: _Parked) -> None:
         """Read the ending of a place, on a session of its own: the place stays the last node of the one before."""

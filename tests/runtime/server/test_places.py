@@ -105,6 +105,29 @@ async def test_a_place_that_is_forgotten_while_its_ending_is_read_leaves_no_sess
         assert rt.status().sessions == ()
 
 
+async def test_a_client_who_leaves_as_a_deleted_place_comes_back_leaves_no_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fake_runtime(store=tmp_path) as rt:
+        sessions = sessions_of(rt, monkeypatch)
+        session = await rt.session()
+        await session.append([1] * 20)
+        place = await sessions.keep(place_at(new_id()), session, ending=None, store=True, parked=False)
+        resume = rt.resume
+        with anyio.CancelScope() as client:
+
+            async def meanwhile(*given: Any, **named: Any) -> Session:
+                resumed = await resume(*given, **named)
+                await sessions.forget(place.id)
+                client.cancel()
+                return resumed
+
+            monkeypatch.setattr(rt, "resume", meanwhile)
+            await sessions.go_on(place)
+        assert client.cancelled_caught
+        assert (sessions.parked, rt.status().sessions) == (0, ())
+
+
 async def test_a_place_that_could_not_be_deleted_can_be_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
