@@ -42,8 +42,9 @@ def import_bundle(store: Store, source: Source) -> Moved:
     """Take a bundle into a store: its nodes, and the snapshot if the store has no sound one for that node.
 
     All or nothing: `SnapshotCorrupt` or `FormatUnknown` if anything is not right, and then nothing is kept. After
-    `TransferBroken` (the source ended early), `TransferStopped` or `PlaceFailed` (it can't be reached now) the parts
-    that came whole are kept unseen, so that the next attempt need not bring them; `fsck` and `collect` remove them.
+    `TransferBroken` (the source ended early), `TransferStopped` or a Ctrl-C, or `PlaceFailed` (it can't be reached now)
+    the parts that came whole are kept unseen, so that the next attempt need not bring them; `fsck` and `collect` remove
+    them.
     """
     bundle = _Bundle(source)
     with store._doing("importing"), store._pins.held() as pin:
@@ -52,7 +53,7 @@ def import_bundle(store: Store, source: Source) -> Moved:
             for kind, name, size_bytes in bundle.entries():
                 arriving.take(kind, name, size_bytes)
             return arriving.commit()
-        except (TransferBroken, TransferStopped, PlaceFailed):
+        except (TransferBroken, TransferStopped, PlaceFailed, KeyboardInterrupt):
             raise
         except BaseException:
             store._shelf.discard(arriving.written)
@@ -123,6 +124,7 @@ class _Arriving:
         self._manifests: list[Manifest] = []
         self._specs: dict[str, tuple[TensorSpec, ...]] = {}
         self.written: list[str] = []
+        self._left: set[str] = set()  # those among them that an attempt before had brought
 
     def take(self, kind: EntryKind, name: str, size_bytes: int) -> None:
         """Take one entry; `SnapshotCorrupt` if it is not what its name says or does not belong here."""
@@ -238,12 +240,13 @@ class _Arriving:
                 self._store.delete(node_id)
             raise
         self._store._shelf.discard(name for name in self.written if name not in used or not taken)
+        came = set(self.written) - self._left
         return Moved(
             node_id=next(reversed(self._nodes), ""),
             nodes=len(recorded),
             snapshots=len(taken),
-            parts=len(self.written),
-            parts_had=len({name for entry in self._manifests for name in entry.parts} - set(self.written)),
+            parts=len(came),
+            parts_had=len(self._left.union(*(entry.parts for entry in self._manifests)) - came),
             bytes=self._bundle.read_bytes,
         )
 
@@ -268,4 +271,5 @@ class _Arriving:
             with self._store._shelf.stripe(name):
                 found = self._adopt(name)
             self.written.append(name)
+            self._left.add(name)
         return replace(found, is_new=name in self.written)
