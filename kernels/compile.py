@@ -103,8 +103,11 @@ class Kernel(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self._dispatcher is None:
             self.prepare()
+        watcher = _watchers.get(threading.get_ident()) if _watchers else None
+        if watcher is not None and kwargs:
+            raise TypeError(f"{self.name} is watched, and takes its arguments by position then")
         result: R = self._dispatcher(*args, **kwargs)
-        if _watchers and (watcher := _watchers.get(threading.get_ident())) is not None:
+        if watcher is not None:
             watcher(self, args)
         return result
 

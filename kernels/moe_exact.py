@@ -25,7 +25,7 @@ from serai.kernels.plain import (
     unit_scale,
 )
 from serai.kernels.threads import parallel_for
-from serai.kernels.visits import cut, list_rows, range_of, record_of
+from serai.kernels.visits import cut, list_rows, range_of, record_of, visited_of
 
 
 @thin
@@ -145,7 +145,7 @@ def _products(
     """Both launches of a call; ``visit = (addresses, start, pairs, k)`` arrays, ``layout = (offsets, dims)``."""
     addresses, start, pairs, k = visit
     offsets, (latent, inner) = layout
-    visited = addresses.size
+    visited = visited_of(addresses, start)
     call = (addr(addresses, 0), addr(start, 0), addr(pairs, 0), k)
     mid_at, y_at = (addr(mid, 0), 4 * mid.shape[1]), (addr(y, 0), 4 * y.shape[1])
     units = ((inner + 15) // 16 + 1) // 2

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from serai.kernels import threads
 from serai.kernels.activation import activate16
 from serai.kernels.chains import stack_bytes
-from serai.kernels.compile import inline, kernel
+from serai.kernels.compile import inline, kernel, thin
 from serai.kernels.deal import existing, put
 from serai.kernels.fast import FAST_LIST_BYTES, FAST_ROWS, FAST_STATE_BYTES
 from serai.kernels.matmul_fast import mxfp4_row, mxfp4_rows_in_range
@@ -17,7 +17,7 @@ from serai.kernels.memory import addr, f32_at, scalar_i32_at, store_at
 from serai.kernels.mxfp4 import BLOCK_BYTES, SCALE_BYTES
 from serai.kernels.quantize import quantize_block, quantize_into, range_of_scales
 from serai.kernels.threads import parallel_for
-from serai.kernels.visits import cut, list_rows, range_of, record_of
+from serai.kernels.visits import cut, list_rows, range_of, record_of, visited_of
 
 
 @inline
@@ -55,17 +55,19 @@ def _inner_task(
 
 @inline
 def _one_row_of_inner(record: int, offsets: Any, groups: int, unit: int, x: Any, row: int, betas: Any) -> Any:
-    """A unit's 32 activations of one row: a block of gate beside one of up, and again."""
+    """A unit's 32 activations of one row."""
     source = (x[0] + 32 * row, x[1] + 4 * row, x[2] + 4 * row, x[3], 0)
-    at, scale_at = 2 * unit * groups * BLOCK_BYTES, 2 * unit * groups * SCALE_BYTES
-    weights = (record + offsets[0] + at, record + offsets[1] + at)
-    scales = (record + offsets[3] + scale_at, record + offsets[4] + scale_at)
-    g0, u0 = mxfp4_row(weights, scales, groups, source)
-    at, scale_at = at + groups * BLOCK_BYTES, scale_at + groups * SCALE_BYTES
-    weights = (record + offsets[0] + at, record + offsets[1] + at)
-    scales = (record + offsets[3] + scale_at, record + offsets[4] + scale_at)
-    g1, u1 = mxfp4_row(weights, scales, groups, source)
+    g0, u0 = _gate_and_up(record, offsets, groups, 2 * unit, source)
+    g1, u1 = _gate_and_up(record, offsets, groups, 2 * unit + 1, source)
     return activate16(g0, u0, betas[0], betas[1]), activate16(g1, u1, betas[0], betas[1])
+
+
+@thin
+def _gate_and_up(record: int, offsets: Any, groups: int, block: int, source: Any) -> Any:
+    at, scale_at = block * groups * BLOCK_BYTES, block * groups * SCALE_BYTES
+    weights = (record + offsets[0] + at, record + offsets[1] + at)
+    scales = (record + offsets[3] + scale_at, record + offsets[4] + scale_at)
+    return mxfp4_row(weights, scales, groups, source)
 
 
 @inline
@@ -125,7 +127,7 @@ def experts_fast(
     quantize_into(rows, column, x[0], x[1], x[2])
     addresses, start, pairs, k = visit
     offsets, (latent, inner) = layout
-    visited = addresses.size
+    visited = visited_of(addresses, start)
     call = (addr(addresses, 0), addr(start, 0), addr(pairs, 0), k)
     x_at = (addr(x[0], 0), addr(x[1], 0), addr(x[2], 0), x[1].shape[1])
     second = addr(mid[2], mid[1].size)

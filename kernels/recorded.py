@@ -11,10 +11,11 @@ A call is noted as a row of words, what its arguments are made of (an array's ar
 a launcher, a small function that hands them to the kernel's compiled code. Between recording and repeating an array
 stays where it is; `inputs` are those that may lie elsewhere each time, and may be longer or shorter.
 
-What is not a kernel isn't repeated, and checks of arguments aren't either: they held for the recorded call.
+What is not a kernel isn't repeated, and checks outside of kernels aren't either: of shapes they hold as before, and
+what depends on contents a kernel must check itself.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -84,6 +85,7 @@ class _Notes:
 
     def __init__(self, inputs: Sequence[Input]) -> None:
         self._inputs = tuple(inputs)
+        self._spans = [(one.ctypes.data, one.nbytes) for one in inputs]
         self._called: list[Kernel[Any, Any]] = []
         self._starts: list[int] = []
         self._words: list[int] = []
@@ -106,15 +108,24 @@ class _Notes:
         elif isinstance(kind, types.Float):
             dtype, bits = (np.float32, np.uint32) if kind.bitwidth == 32 else (np.float64, np.int64)
             self._words.append(int(dtype(value).view(bits)))
-        else:
+        elif isinstance(kind, types.Boolean):
+            self._words.append(bool(value))
+        elif isinstance(kind, types.Integer):
             self._words.append(int(value))
+        else:
+            raise TypeError(f"calls with arguments of type {kind} can't be recorded")
 
     def _add_array(self, array: NDArray[Any]) -> None:
-        """numba's parts of an array: two owners (none), size, bytes of an item, address, shape, strides."""
+        """numba's parts of an array: two owners (none), size, bytes of an item, address, shape, strides.
+
+        Raises ValueError for a part of an input, which would stay where that was.
+        """
         at = len(self._words)
         self._words += [0, 0, array.size, array.itemsize, array.ctypes.data, *array.shape, *array.strides]
         number = next((number for number, one in enumerate(self._inputs) if one is array), None)
         if number is None:
+            if any(start <= array.ctypes.data < start + nbytes for start, nbytes in self._spans):
+                raise ValueError("an input goes into a kernel whole, or what is recorded would not follow it")
             self._arrays.append(array)
         else:
             address, size = 2 * number, 2 * number + 1
@@ -128,36 +139,38 @@ class _Notes:
         return Calls(tuple(one.name for one in self._called), words, launches, moving, tuple(self._arrays))
 
 
-_launchers: dict[str, int] = {}
+_launchers: dict[Kernel[Any, Any], int] = {}
 _engines: list[Any] = []
 """They own the launchers' code."""
 
 
-def launchers(called: Iterable[Kernel[Any, Any]]) -> list[int]:
+def launchers(called: Sequence[Kernel[Any, Any]]) -> list[int]:
     """Of each kernel the address of a function that takes the address of a call's words, makes the call, and gives the
     status, 0 if well."""
-    kernels = list(called)
-    with global_compiler_lock:
-        if missing := {one.name: one for one in kernels if one.name not in _launchers}:
-            _build_launchers(missing.values())
-        return [_launchers[one.name] for one in kernels]
+    missing = {one: one.compiled for one in called if one not in _launchers}
+    if missing:
+        # Held after what compiles kernels, which holds a lock of its own before it takes this one.
+        with global_compiler_lock:
+            _build_launchers({one: compiled for one, compiled in missing.items() if one not in _launchers})
+    return [_launchers[one] for one in called]
 
 
-def _build_launchers(called: Iterable[Kernel[Any, Any]]) -> None:
+def _build_launchers(called: Mapping[Kernel[Any, Any], Any]) -> None:
     """Compile launchers, together since that takes less time; hardly optimised, since they do next to nothing."""
     module = ir.Module()
     module.triple = llvm.get_process_triple()
-    functions = [_add_launcher(module, one.name, one.compiled) for one in called]
-    parsed = llvm.parse_assembly(str(module))
+    names = {one: f"serai_launch_{number}_{one.name}" for number, one in enumerate(called, len(_launchers))}
+    for one, name in names.items():
+        _add_launcher(module, name, called[one])
     target = llvm.Target.from_triple(module.triple).create_target_machine(opt=0)
-    engine = llvm.create_mcjit_compiler(parsed, target)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(str(module)), target)
     engine.finalize_object()
     _engines.append(engine)
-    for name in functions:
-        _launchers[name] = engine.get_function_address(name)
+    for one, name in names.items():
+        _launchers[one] = engine.get_function_address(name)
 
 
-def _add_launcher(module: Any, name: str, compiled: Any) -> str:
+def _add_launcher(module: Any, name: str, compiled: Any) -> None:
     described = compiled.fndesc
     # numba's own convention: room for the result and for a reason to fail, then the parts of all arguments.
     kind = compiled.target_context.call_conv.get_function_type(described.restype, described.argtypes)
@@ -168,7 +181,6 @@ def _add_launcher(module: Any, name: str, compiled: Any) -> str:
     address = ir.Constant(_WORD, compiled.library.get_pointer_to_function(described.llvm_func_name))
     status = builder.call(builder.inttoptr(address, kind.as_pointer()), [*room, *parts])
     builder.ret(builder.zext(status, _WORD))
-    return name
 
 
 def _part(builder: Any, words: Any, number: int, kind: Any) -> Any:

@@ -38,6 +38,15 @@ def list_rows(call: Any, first: int, n: int, rows: int) -> None:
 
 
 @inline
+def visited_of(addresses: Any, start: Any) -> Any:
+    """How many experts are visited: at the end there may be some without pairs, places that were not needed."""
+    visited = addresses.size
+    while visited > 0 and start[visited - 1] == start[visited]:
+        visited -= 1
+    return visited
+
+
+@inline
 def cut(visited: int, units: int, unit_bytes: int, pairs: int) -> Any:
     """How to cut ``units`` for each visited expert: (``part``, tasks, whether a launch is worth it)."""
     chunk, _, spread = deal(visited * units, unit_bytes, pairs // max(visited, 1))

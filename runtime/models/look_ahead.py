@@ -51,7 +51,7 @@ class LookAhead:
         pick_weights: NDArray[np.float32],
         shared: NDArray[np.float32] | None,
     ) -> None:
-        """Guess with what `each` expert of this layer gave so far, zeros for the rest: as in `layers.moe_layer`.
+        """Guess with what `each` expert of this layer gave so far, zeros for the rest: as in `layers.visited_experts`.
 
         The last experts are on their way then, and without a guess the disk would have nothing to do until they are
         computed with.

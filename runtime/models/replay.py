@@ -17,8 +17,9 @@ from serai.runtime.models.layers import Do
 FEW_ROWS = 64
 """A step of more rows takes long, and seldom comes again; it is recorded when it does."""
 
-MOST_BYTES = 1 << 24
-"""What all records may take together: a number of rows takes some 10 KB a layer."""
+MOST_BYTES = 1 << 22
+"""Past so many bytes what was used longest ago is forgotten before more is recorded; a number of rows takes some 10 KB
+a layer. It comes out of what the memory plan leaves for the process itself."""
 
 
 Recorded = dict[tuple[int, str], tuple[Calls, Any]]

@@ -12,7 +12,7 @@ from serai.kernels.experts import ExpertLayout, pack_expert
 from serai.kernels.matrix import Format
 from serai.kernels.moe import combine, combine_some, experts
 from serai.kernels.quantize import Quantized
-from serai.kernels.route import group, route
+from serai.kernels.route import group, look_up, route
 from tests.kernels.simd_paths import digest, on_every_path
 from tests.kernels.test_matmul import normal, unset
 from tests.kernels.test_matrix import mxfp4
@@ -167,6 +167,21 @@ def test_grouping_lists_every_pair_by_expert_and_row() -> None:
     assert pairs.tolist() == [2, 0, 4, 5, 1, 3]
 
 
+def test_places_left_repeat_the_last_expert_without_pairs() -> None:
+    """As many as other picks could have taken, so that the arrays of every call are as long."""
+    ids = np.array([[1, 4], [1, 4], [1, 4]], np.int32)
+    experts, start = np.full(9, -1, np.int32), np.full(9, -1, np.int32)
+    found, addresses = np.zeros(1, np.int32), np.zeros(6, np.int64)
+    group(ids, 8, experts, start, np.zeros(6, np.int32), found)
+    assert found[0] == 2
+    assert experts.tolist() == [1, 4, 4, 4, 4, 4, -1, -1, -1]
+    assert start.tolist() == [0, 3, 6, 6, 6, 6, 6, -1, -1]
+    look_up(np.arange(100, 108), experts[:6], addresses)
+    assert addresses.tolist() == [101, 104, 104, 104, 104, 104]
+    group(ids[:0], 8, experts, start, np.zeros(0, np.int32), found)
+    assert (found[0], start[0]) == (0, 0)
+
+
 def test_grouping_any_picks_is_a_stable_sort() -> None:
     ids = np.random.default_rng(0).integers(0, 896, (67, 16)).astype(np.int32)
     found, start, pairs = grouped(ids, 896)
@@ -176,7 +191,7 @@ def test_grouping_any_picks_is_a_stable_sort() -> None:
 
 
 def test_picks_that_are_no_experts_are_refused() -> None:
-    with pytest.raises(ValueError, match="-1 to 3 are not all among 4"):
+    with pytest.raises(ValueError, match="not among the experts"):
         grouped(np.array([[3, -1]], np.int32), 4)
     two = np.zeros(2, np.int32)
     with pytest.raises(ValueError, match="need 2, 3 and 2 places"):

@@ -136,3 +136,22 @@ def test_arrays_are_held_as_long_as_the_calls() -> None:
     out[:] = 0
     calls.again(places(()))
     assert out[:2].tolist() == [4, 12], len(rubbish)
+
+
+def test_what_would_not_be_repeated_rightly_is_refused() -> None:
+    out, numbers = np.zeros(9), np.arange(4, dtype=np.int64)
+    rest = (0.0, 0.0, False, (0, (False, False)), out)
+    with pytest.raises(ValueError, match="an input goes into a kernel whole"):
+        record(lambda: note_all(numbers[1:], numbers, *rest), (numbers,))
+    with pytest.raises(TypeError, match="no_negative is watched, and takes its arguments by position"):
+        record(lambda: no_negative(numbers=numbers))
+
+
+def test_any_number_is_as_true_again_as_it_was() -> None:
+    out, numbers = np.zeros(9), np.arange(4, dtype=np.int64)
+    calls, _ = record(lambda: note_all(numbers, numbers, 0.0, 0.0, 256, (-5, (False, True)), out))  # type: ignore[arg-type]
+    first = out.tolist()
+    out[:] = 9
+    calls.again(places(()))
+    assert out.tolist() == first
+    assert (out[5], out[6]) == (1, -5)

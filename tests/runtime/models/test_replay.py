@@ -8,6 +8,7 @@ import pytest
 from serai.checkpoints.snapshot import LatentType
 from serai.runtime.bench.tiny import TINY_MODELS, TinyModel, write_tiny_model
 from serai.runtime.checks.stepping import Stepper
+from serai.runtime.experts.access import ResidentExperts
 from serai.runtime.models import replay
 from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
 from serai.runtime.models.replay import FEW_ROWS, Replays
@@ -48,6 +49,11 @@ def test_repeated_steps_have_the_bits_of_called_ones(
     write_tiny_model(tmp_path / "m", shape)
     loaded = load_model(find_model(tmp_path / "m"), precision, max_rows=64, trunk=trunk, latents=latents)
     repeated = [some_steps(loaded) for _ in range(2)]
+    assert set(loaded.model.replays.rows) == {1, 2, 3, 4, 6, 30, 60}
+    monkeypatch.setattr(ResidentExperts, "addresses", lambda self, layer: None)
+    visited = load_model(find_model(tmp_path / "m"), precision, max_rows=64, trunk=trunk, latents=latents)
+    assert [some_steps(visited) for _ in range(2)] == repeated, "as of experts that come and go"
+    visited.model.close()
     monkeypatch.setattr(Replays, "of", lambda self, batch: None)
     assert [some_steps(loaded)] * 2 == repeated
     loaded.model.close()
