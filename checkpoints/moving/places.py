@@ -63,7 +63,8 @@ def place_at(url: str) -> DecidingPlace:
     """The place of a URL: a folder of this machine, or what fsspec understands (`s3://bucket/folder`, `sftp://...`).
 
     Sessions are moved through a folder or a bucket only; the others copy. `PlaceUnknown` for what is no URL, for the
-    folder of a store, and without fsspec or what it needs for this kind of URL.
+    folder of a store, and without fsspec or what it needs for this kind of URL; `PlaceFailed` for a folder that can't
+    be looked into.
     """
     scheme, _, rest = url.partition("://")
     if is_url(url) and scheme not in _LOCAL_SCHEMES:
@@ -72,7 +73,12 @@ def place_at(url: str) -> DecidingPlace:
     if not is_url(url) or not folder.is_absolute():
         problem = "a place is named by a URL, one in a folder from the root on: file:///folder, s3://bucket/folder"
         raise PlaceUnknown(url=url, problem=problem)
-    if (folder / STORE_NAME).is_file():
+    try:
+        is_store = (folder / STORE_NAME).is_file()
+    except OSError as error:  # a folder that one may not read, or a name that none can have
+        reason = error.strerror or str(error)
+        raise PlaceFailed(url=url, doing="looking whether a store lies there", reason=reason) from error
+    if is_store:
         raise PlaceUnknown(url=url, problem=f"a store lies in that folder, and is named by its path: {folder}")
     return FolderPlace(rest)
 

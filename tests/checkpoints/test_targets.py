@@ -1,12 +1,14 @@
 """What a target names is in its form: a URL is a place, a path the folder of a store, whatever lies there."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from serai.checkpoints import Store
-from serai.checkpoints.errors import NotOwner, PlaceUnknown, SessionGone, StoreInvalid, TransferStopped
+from serai.checkpoints.errors import NotOwner, PlaceFailed, PlaceUnknown, SessionGone, StoreInvalid, TransferStopped
 from serai.checkpoints.moving.direct import fetch, send
 from serai.checkpoints.moving.handover import PlacePeer, StorePeer, hand_over, peer_at, place_peer_at, settle
 from serai.checkpoints.moving.ownership import OwnerStatus, ownership
@@ -80,6 +82,24 @@ def test_a_store_is_not_taken_for_a_place(tmp_path: Path) -> None:
             with pytest.raises(PlaceUnknown, match=rf"a store lies in that folder, and is named by its path: {folder}"):
                 call()
     assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_folder_that_one_may_not_read_is_a_place_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    with Store.open(str(tmp_path / "here")) as here:
+        node = saved(here, STATE)
+        monkeypatch.setattr(Path, "is_file", refused)  # root may read every folder
+        url = f"file://{tmp_path}/closed/place"
+        calls: list[Callable[[], object]] = [
+            lambda: send(here, node.id, url),
+            lambda: fetch(here, node.id, url),
+            lambda: peer_at(url),
+        ]
+        for call in calls:
+            with pytest.raises(PlaceFailed, match=r"a store lies there failed at .*: Permission denied; .* again$"):
+                call()
 
 
 def test_a_session_is_taken_from_a_place_only(tmp_path: Path) -> None:
