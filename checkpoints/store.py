@@ -99,32 +99,30 @@ class Store(Tree):
         for an unknown node, ValueError if the snapshot is of another position, `StoreFull` without room.
         """
         started_s = time.perf_counter()
-        with self._doing(f"saving node {node_id}"):
-            with self._pins.held() as pin, self._settled_before() as settled:
-                row = self._row(node_id)
-                storage = replace(storage, latents=latents_stored_as(snapshot.layout, storage))  # as they will be kept
-                _check_fits(row, snapshot, storage)
-                bases = self._bases(row, snapshot, storage) if packing is Packing.SMALL else ()
-                created_s = self._now()
+        with self._holding(f"saving node {node_id}") as pin, self._settled_before() as settled:
+            row = self._row(node_id)
+            storage = replace(storage, latents=latents_stored_as(snapshot.layout, storage))  # as they will be kept
+            _check_fits(row, snapshot, storage)
+            bases = self._bases(row, snapshot, storage) if packing is Packing.SMALL else ()
+            created_s = self._now()
 
-                def entry_of(parts: list[SavedPart]) -> Manifest:
-                    hashes = tuple(part.row.hash for part in parts)
-                    return _entry(row, snapshot, fingerprint, storage, hashes, reason=reason, created_s=created_s)
+            def entry_of(parts: list[SavedPart]) -> Manifest:
+                hashes = tuple(part.row.hash for part in parts)
+                return _entry(row, snapshot, fingerprint, storage, hashes, reason=reason, created_s=created_s)
 
-                def settle_manifest(parts: list[SavedPart]) -> None:
-                    _, document = self._manifest_file(entry_of(parts))
-                    settled[document.hash] = self._write_temporary(document.data)
+            def settle_manifest(parts: list[SavedPart]) -> None:
+                _, document = self._manifest_file(entry_of(parts))
+                settled[document.hash] = self._write_temporary(document.data)
 
-                saved = self._shelf.put(
-                    snapshot, storage, packing, pin, bases, namespace=row.namespace, meanwhile=settle_manifest
-                )
-                new = {part.row.hash: part.row.file_bytes for part in saved if part.is_new}
-                try:
-                    manifest_bytes = self._commit(entry_of(saved), saved, settled)
-                except BaseException:
-                    self._shelf.discard(new)
-                    raise
-            self._sweep_if_possible()
+            saved = self._shelf.put(
+                snapshot, storage, packing, pin, bases, namespace=row.namespace, meanwhile=settle_manifest
+            )
+            new = {part.row.hash: part.row.file_bytes for part in saved if part.is_new}
+            try:
+                manifest_bytes = self._commit(entry_of(saved), saved, settled)
+            except BaseException:
+                self._shelf.discard(new)
+                raise
         return SaveReport(
             raw_bytes=snapshot.size_bytes,
             new_raw_bytes=sum(part.row.raw_bytes for part in saved if part.is_new),
@@ -193,17 +191,15 @@ class Store(Tree):
         error their content is nothing. `SessionGone` for an unknown node, `SnapshotMissing` without a snapshot,
         `SnapshotCorrupt` or `FormatUnknown` if it cannot be read.
         """
-        with self._doing(f"loading node {node_id}"):
-            with self._pins.held() as pin:
-                with self._index.lock:
-                    entry = self._manifest(node_id)
-                    for name in entry.parts:
-                        pin(name)
-                if fingerprint is not None:
-                    require_same_model(node_id, entry.fingerprint, fingerprint)
-                snapshot = self._shelf.get(entry, allocate)
+        with self._holding(f"loading node {node_id}") as pin:
+            with self._index.lock:
+                entry = self._manifest(node_id)
+                for name in entry.parts:
+                    pin(name)
+            if fingerprint is not None:
+                require_same_model(node_id, entry.fingerprint, fingerprint)
+            snapshot = self._shelf.get(entry, allocate)
             self._index.note(lambda: self._index.touch(node_id, self._now()))
-            self._sweep_if_possible()
         return snapshot
 
     def _manifest(self, node_id: str) -> Manifest:
@@ -313,6 +309,7 @@ class Store(Tree):
         with self._doing("erasing a session"), self._index.lock:
             rows = self._index.nodes(session_id)
             if rows and all(self._index.children(row.id) and self._index.snapshot(row.id) is None for row in rows):
+                self._sweep_if_possible()  # of files that could not go then
                 return Erased(0, 0, 0)
 
         def remove() -> None:

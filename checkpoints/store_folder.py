@@ -178,6 +178,17 @@ class StoreFolder:
                 self._index.erased(due)
             self._index.flush()
 
+    @contextmanager
+    def _holding(self, what: str) -> Iterator[Callable[[str], None]]:
+        """A call, as by `_doing`, that is given a function to pin a part until its end. What was erased meanwhile is
+        unlinked then."""
+        with self._doing(what):
+            try:
+                with self._pins.held() as pin:
+                    yield pin
+            finally:
+                self._sweep_if_possible()
+
     def _sweep_if_possible(self) -> None:
         """Sweep after work that is done already: files that cannot be unlinked now go with the next sweep."""
         with suppress(OSError, sqlite3.OperationalError):

@@ -31,5 +31,5 @@ def fetch(store: Store, name: str, source: str, stopped: Stopped = never) -> Mov
     """
     if is_url(source):
         return pull(store, place_at(source), name, stopped)
-    with Store.open(source, read_only=True) as there, there._pins.held() as pin:
+    with Store.open(source, read_only=True) as there, there._holding("sending") as pin:
         return pull(store, StoreAsPlace(there, pin), there.resolve(name), stopped)

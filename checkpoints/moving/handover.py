@@ -79,7 +79,7 @@ class StorePeer:
         return Store.open(self.name)
 
     def receive(self, store: Store, node_id: str, stopped: Stopped = never) -> Moved:
-        with self.opened() as there, store._pins.held() as pin:
+        with self.opened() as there, store._holding("sending") as pin:
             return pull(there, StoreAsPlace(store, pin), node_id, stopped)
 
     def accept(self, session_id: str, epoch: int, node_id: str, source: str) -> None:

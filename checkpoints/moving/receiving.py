@@ -47,7 +47,7 @@ def import_bundle(store: Store, source: Source) -> Moved:
     them.
     """
     bundle = _Bundle(source)
-    with store._doing("importing"), store._pins.held() as pin:
+    with store._holding("importing") as pin:
         arriving = _Arriving(store, bundle, pin)
         try:
             for kind, name, size_bytes in bundle.entries():

@@ -58,7 +58,7 @@ def push(store: Store, place: Place, node_id: str, stopped: Stopped = never) -> 
 
     `TransferStopped` if it was called off; what was sent by then is found by the next push.
     """
-    with store._doing("pushing"), store._pins.held() as pin:
+    with store._holding("pushing") as pin:
         point = _local_point(store, node_id, pin)
         path, parts = point.path, point.parts
         folders = store._folders

@@ -117,7 +117,7 @@ def export(store: Store, node_id: str, sink: Sink, *, parts: Collection[str] | N
     """
     path, step = store.ancestry(node_id), store.nearest_snapshot(node_id)
     out = _Writer(sink)
-    with store._doing("exporting"), store._pins.held() as pin:
+    with store._holding("exporting") as pin:
         for node in path:
             out.file(EntryKind.NODE, node, store._folders.nodes, node)
         needed: list[str] = []

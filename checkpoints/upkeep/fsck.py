@@ -76,7 +76,7 @@ def _noted(problems: list[str]) -> Iterator[None]:
 
 
 def _check_snapshot(store: Store, node_id: str, verified: set[str], problems: list[str]) -> None:
-    with store._pins.held() as pin:
+    with store._holding("verifying a snapshot") as pin:
         with store._index.lock:
             if store._index.snapshot(node_id) is None:
                 return  # erased since the list was made

@@ -31,6 +31,7 @@ from serai.checkpoints.errors import (
 )
 from serai.checkpoints.files import codec
 from serai.checkpoints.files.manifest import latents_stored_as
+from serai.checkpoints.moving.transfer import parts_of
 from serai.checkpoints.reports import Erased
 from tests.checkpoints.samples import FINGERPRINT, LAYOUT, grown, make_node, make_snapshot, same_bits, saved
 
@@ -372,6 +373,19 @@ def test_what_others_continue_from_stays(tmp_path: Path, monkeypatch: pytest.Mon
         store.delete(root.id)
         assert store.sizes().nodes == 0
         assert files_bytes(tmp_path / "s") == 0
+
+
+def test_what_could_not_go_with_its_session_goes_when_that_is_asked_for_again(tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "s")) as store:
+        root = saved(store, make_snapshot(4))
+        store.record(replace(make_node(2, root), session_id=new_id()))
+        with store._pins.held() as pin:
+            for name in parts_of(store, root.id):
+                pin(name)
+            store.delete_session(root.session_id)
+            assert any((tmp_path / "s" / "parts").glob("*/*"))
+        assert store.delete_session(root.session_id) == Erased(0, 0, 0)
+        assert not any((tmp_path / "s" / "parts").glob("*/*"))
 
 
 def test_shared_parts_outlive_one_of_their_users(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +15,9 @@ import pytest
 from serai.checkpoints import NodeRecord, Snapshot, Store
 from serai.checkpoints.errors import FormatUnknown, SeraiError, SessionGone, SnapshotCorrupt, StoreFull, TransferBroken
 from serai.checkpoints.harness.faulty_disk import Fault, FaultyDisk
+from serai.checkpoints.moving.direct import send
 from serai.checkpoints.moving.receiving import import_bundle
-from serai.checkpoints.moving.transfer import export, parts_of, wanted
+from serai.checkpoints.moving.transfer import BUNDLE_ENTRY, EntryKind, export, parts_of, wanted
 from serai.checkpoints.upkeep.fsck import fsck
 from tests.checkpoints.disks import FailingDisk, WaitingDisk, eventually
 from tests.checkpoints.samples import FINGERPRINT, grown, make_node, make_snapshot, same_bits, saved
@@ -219,6 +220,47 @@ def test_a_node_of_the_same_id_but_other_tokens_is_refused(tmp_path: Path) -> No
         assert there.tokens(node.id).tolist() == [9]
         with pytest.raises(SessionGone):
             export(here, make_node(1).id, io.BytesIO())
+
+
+@pytest.mark.parametrize("kind", ["export", "import", "send to a place", "send to a store"])
+def test_parts_that_were_erased_while_they_were_copied_are_unlinked_when_that_ends(tmp_path: Path, kind: str) -> None:
+    asked = 0
+    with Store.open(str(tmp_path / "here")) as here:
+        node = saved(here, make_snapshot(9))
+        bundle = io.BytesIO(bundle_of(here, node)[:-10])
+
+        class Line:
+            """Whose other side has the snapshot erased once a part is on its way."""
+
+            def write(self, data: bytes, /) -> None:
+                if data.startswith(BUNDLE_ENTRY.pack(EntryKind.PART, 0, b"")[:8]):
+                    here.drop_snapshot(node.id)
+
+            def read(self, count: int, /) -> bytes:
+                data = bundle.read(count)
+                if not data:
+                    here.drop_snapshot(node.id)
+                return data
+
+        def meanwhile() -> bool:
+            nonlocal asked
+            asked += 1
+            if asked == 4:
+                here.drop_snapshot(node.id)
+            return False
+
+        with suppress(SnapshotCorrupt, TransferBroken):  # the manifest has gone, and the bundle has no end
+            match kind:
+                case "export":
+                    export(here, node.id, Line())
+                case "import":
+                    import_bundle(here, Line())
+                case "send to a place":
+                    send(here, node.id, f"file://{tmp_path}/place", meanwhile)
+                case _:
+                    send(here, node.id, str(tmp_path / "there"), meanwhile)
+        assert here.sizes().snapshots == 0
+        assert not any((tmp_path / "here" / "parts").glob("*/*"))
 
 
 def test_bundles_need_no_second_copy_in_memory(tmp_path: Path) -> None:
