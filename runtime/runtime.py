@@ -161,8 +161,9 @@ class Runtime:
     async def take(self, session_id: str, source: str) -> Session:
         """Take over a session that `Session.migrate` has moved to the place with the URL `source`, and resume it.
 
-        Raises `NotOwner` if another store has taken it, `SessionGone` if no such session was moved there,
-        `PlaceUnknown` for what is no place.
+        A cancelled call comes back after the object that is being fetched, and the session stays where it was; once all
+        was there, it is owned here, and `resume` gives it. Raises `NotOwner` if another store has taken it,
+        `SessionGone` if no such session was moved there, `PlaceUnknown` for what is no place.
         """
         self._check_open()
         await take(self._services.journal, session_id, source)
@@ -173,9 +174,10 @@ class Runtime:
         to another store, by its folder, where one is made if there is none, or to a place, by its URL; only what is
         missing there is sent.
 
-        What was copied may go on in both. A cancelled call comes back after the object that is being sent; unless all
-        was there by then nothing is seen of it, and the next call sends what is missing. Raises `SessionGone`, or
-        `StoreBusy` for the store of another running runtime: that one has to `pull`.
+        What was copied may go on in both. A cancelled call comes back after the object that is being sent, or read
+        because a call before had left it; unless all was there by then nothing is seen of it, and the next call sends
+        what is missing. Raises `SessionGone`, or `StoreBusy` for the store of another running runtime: that one has to
+        `pull`.
         """
         self._check_open()
         return await push(self._services.journal, str(point), fspath(target))

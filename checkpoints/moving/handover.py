@@ -133,15 +133,19 @@ class PlacePeer:
         accepted = decided.status is OwnerStatus.OWNED and decided.peer == source
         return OwnerStatus.OWNED if accepted else OwnerStatus.DECLINED
 
-    def take(self, store: Store, session_id: str) -> Moved:
-        """Fetch a session that was put here and own it in `store`; `NotOwner` if another store has it by now."""
+    def take(self, store: Store, session_id: str, stopped: Stopped = never) -> Moved:
+        """Fetch a session that was put here and own it in `store`; `NotOwner` if another store has it by now.
+
+        It can be called off while the content is fetched (`TransferStopped`), but not once it is settled who owns it.
+        """
         latest = self._latest(session_id)
         if latest is None:
             raise SessionGone(name=session_id)
         taken_here = latest.status is OwnerStatus.MOVED and latest.peer == store.id
         if latest.status is not OwnerStatus.OWNED and not taken_here:
             self._refuse(session_id, latest)
-        moved = pull(store, self.place, latest.node_id)
+        moved = pull(store, self.place, latest.node_id, stopped)
+        go_on(stopped)
         if not taken_here:  # else a process of this store was killed right after it had
             mine = _Decision(latest.epoch + 1, OwnerStatus.MOVED, store.id, latest.node_id)
             latest = self._decide(session_id, mine)

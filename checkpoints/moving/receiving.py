@@ -29,6 +29,9 @@ from serai.checkpoints.moving.transfer import (
     EntryKind,
     Moved,
     Source,
+    Stopped,
+    go_on,
+    never,
 )
 from serai.checkpoints.names import is_id
 from serai.checkpoints.nodes import StoredNode, chain_of
@@ -38,17 +41,17 @@ from serai.checkpoints.store import Store
 _WHAT = "the bundle"
 
 
-def import_bundle(store: Store, source: Source) -> Moved:
+def import_bundle(store: Store, source: Source, stopped: Stopped = never) -> Moved:
     """Take a bundle into a store: its nodes, and the snapshot if the store has no sound one for that node.
 
     All or nothing: `SnapshotCorrupt` or `FormatUnknown` if anything is not right, and then nothing is kept. After
     `TransferBroken` (the source ended early), `TransferStopped` or a Ctrl-C, or `PlaceFailed` (it can't be reached now)
     the parts that came whole are kept unseen, so that the next attempt need not bring them; `fsck` and `collect` remove
-    them.
+    them. The next attempt reads them, and asks `stopped` before each; what comes is for the source to end.
     """
     bundle = _Bundle(source)
     with store._holding("importing") as pin:
-        arriving = _Arriving(store, bundle, pin)
+        arriving = _Arriving(store, bundle, pin, stopped)
         try:
             for kind, name, size_bytes in bundle.entries():
                 arriving.take(kind, name, size_bytes)
@@ -116,10 +119,11 @@ class _Bundle:
 class _Arriving:
     """What has come of a bundle so far."""
 
-    def __init__(self, store: Store, bundle: _Bundle, pin: Callable[[str], None]) -> None:
+    def __init__(self, store: Store, bundle: _Bundle, pin: Callable[[str], None], stopped: Stopped) -> None:
         self._store = store
         self._bundle = bundle
         self._pin = pin
+        self._stopped = stopped
         self._nodes: dict[str, StoredNode] = {}
         self._manifests: list[Manifest] = []
         self._specs: dict[str, tuple[TensorSpec, ...]] = {}
@@ -264,6 +268,7 @@ class _Arriving:
         """A part the snapshot needs: just come, in the store, or left by a broken transfer and verified now."""
         found = self._store._shelf.found(name, self._pin)
         if found is None:
+            go_on(self._stopped)
             self._store._files.read(name, specs, [np.empty(spec.size_bytes, np.uint8) for spec in specs])
             head = self._store._files.head(name)
             if head is not None and head.base is not None:

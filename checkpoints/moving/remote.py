@@ -156,7 +156,7 @@ def pull(store: Store, place: Objects, node_id: str, stopped: Stopped = never) -
     check_id(node_id, "node id")
     go_on(stopped)
     point = _point(place, node_id)
-    return import_bundle(store, _Stream(_bundle(place, point, set(wanted(store, point.parts)), stopped)))
+    return import_bundle(store, _Stream(_bundle(place, point, set(wanted(store, point.parts)), stopped)), stopped)
 
 
 def _point(place: Objects, node_id: str) -> _Point:

@@ -2,8 +2,8 @@
 copying points between stores.
 
 What costs time, the state, goes while the session is still owned here and is sent only as far as it is missing there.
-Then ownership changes hands in a few small writes. A cancelled caller waits for these, but of what is being sent only
-for the object under way.
+Then ownership changes hands in a few small writes. A cancelled caller waits for these, but of the content only for the
+object that is being sent, fetched, or read again because an attempt before had left it.
 """
 
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from serai.checkpoints.moving.transfer import Moved, Stopped
 from serai.checkpoints.store import Store
 from serai.runtime.errors import BadParameter, SeraiError
 from serai.runtime.sessions.journal import Journal, Point
-from serai.runtime.to_the_end import in_thread_to_the_end, in_thread_until_stopped
+from serai.runtime.to_the_end import in_thread_until_stopped
 
 if TYPE_CHECKING:
     from serai.runtime.sessions.durable import DurableSession
@@ -54,7 +54,7 @@ async def take(journal: Journal, session_id: str, source: str) -> None:
     """Fetch a session that was moved to the place `source` and own it from now on."""
     store = _need(journal)
     peer = place_peer_at(source)
-    await in_thread_to_the_end(lambda: peer.take(store, session_id))
+    await in_thread_until_stopped(lambda stopped: peer.take(store, session_id, stopped))
 
 
 async def push(journal: Journal, name: str, target: str) -> Moved:

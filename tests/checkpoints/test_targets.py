@@ -203,6 +203,44 @@ def test_a_copy_that_is_called_off_is_seen_whole_or_not_at_all(tmp_path: Path, k
         off += 1
 
 
+@pytest.mark.parametrize("left", range(4))
+def test_a_copy_is_called_off_while_what_an_attempt_before_had_left_is_read(tmp_path: Path, left: int) -> None:
+    """A part may have hundreds of megabytes."""
+    with Store.open(str(tmp_path / "here")) as here:
+        node = saved(here, STATE)
+        place = f"file://{tmp_path}/place"
+        send(here, node.id, place)
+    with Store.open(str(tmp_path / "mine")) as mine:
+        with pytest.raises(TransferStopped):
+            fetch(mine, node.id, place, Counted(7))  # the point, node and manifest, and four parts of five
+        with pytest.raises(TransferStopped):
+            fetch(mine, node.id, place, Counted(4 + left))
+        assert mine.sessions() == []
+        whole = fetch(mine, node.id, place)
+        assert (whole.parts, whole.parts_had) == (0, 5)
+        assert same_bits(mine.load(node.id), STATE)
+        assert fsck(mine).clean
+
+
+def test_a_taking_that_is_called_off_leaves_the_session_where_it_was(tmp_path: Path) -> None:
+    peer = place_peer_at(f"file://{tmp_path}/place")
+    with Store.open(str(tmp_path / "here")) as here:
+        node = saved(here, STATE)
+        hand_over(here, node.session_id, node.id, peer)
+    off = 0
+    while True:
+        with Store.open(str(tmp_path / f"{off}")) as mine:
+            try:
+                peer.take(mine, node.session_id, Counted(off))
+            except TransferStopped:
+                off += 1
+                continue
+            assert ownership(mine, node.session_id).may_be_used
+            assert ownership(mine, node.session_id).epoch == 2
+            assert off >= 9, "a point, a node, a manifest, five parts, and once all has come"
+            return
+
+
 @pytest.mark.parametrize("kind", ["store", "place"])
 def test_a_move_that_is_called_off_leaves_the_session_where_it_was(tmp_path: Path, kind: str) -> None:
     off = 0

@@ -30,6 +30,13 @@ pytestmark = pytest.mark.anyio
 SAMPLED = SamplingParams(temperature=0.9, seed=11, max_tokens=12, repetition_penalty=1.3, ignore_eos=True)
 
 
+async def cancelled(scope: anyio.CancelScope) -> None:
+    """Comes back once the caller within the scope has heard of it."""
+    scope.cancel()
+    for _ in range(5):  # turns of the loop
+        await asyncio.sleep(0)
+
+
 async def test_a_session_moves_to_another_store_and_goes_on_alike(tmp_path: Path) -> None:
     async with fake_runtime(store=tmp_path / "here") as rt:
         session = await rt.session(label="traveller")
@@ -162,6 +169,32 @@ async def test_a_cancelled_move_is_done_or_was_never_begun(tmp_path: Path) -> No
         assert (await rt.resume(session.id)).position == 3
 
 
+async def test_a_cancelled_taking_comes_back_after_the_object_that_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, get = f"file://{tmp_path}/place", FolderPlace.get
+    fetched: list[str] = []
+    async with fake_runtime(store=tmp_path / "here") as rt:
+        session = await rt.session()
+        await session.append([number % 16 for number in range(40)])
+        await session.migrate(place)
+    async with fake_runtime(store=tmp_path / "there") as rt:
+        with anyio.CancelScope() as scope:
+
+            def counted(self: FolderPlace, name: str) -> bytes:
+                if name.startswith("parts/"):
+                    fetched.append(name)
+                    anyio.from_thread.run(cancelled, scope)
+                return get(self, name)
+
+            monkeypatch.setattr(FolderPlace, "get", counted)
+            await rt.take(session.id, place)
+        monkeypatch.undo()
+        assert scope.cancelled_caught
+        assert len(fetched) == 1
+        assert (await rt.take(session.id, place)).position == 40
+
+
 async def test_a_task_that_is_cancelled_once_all_is_settled_leaves_no_session_that_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,14 +283,9 @@ async def test_a_cancelled_copy_comes_back_soon_and_is_there_whole_or_not_at_all
         point = await session.pause()
         with anyio.CancelScope() as scope:
 
-            async def cancel() -> None:
-                scope.cancel()
-                for _ in range(5):  # turns of the loop, by which the caller has heard of it
-                    await asyncio.sleep(0)
-
             def counted(self: FolderPlace, name: str, data: bytes) -> None:
                 if len(written) == after:
-                    anyio.from_thread.run(cancel)
+                    anyio.from_thread.run(cancelled, scope)
                 put(self, name, data)
                 written.append(name)
 
