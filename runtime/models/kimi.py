@@ -15,8 +15,9 @@ from serai.runtime.experts.access import Experts, Wait
 from serai.runtime.models.backbone import Backbone, Floats
 from serai.runtime.models.batch import Batch, Outputs
 from serai.runtime.models.config import ModelConfig
-from serai.runtime.models.layers import Context, dense_layer, resident_experts, send_rows, visited_experts
+from serai.runtime.models.layers import Context, dense_layer
 from serai.runtime.models.look_ahead import LookAhead
+from serai.runtime.models.mixture import resident_experts, send_rows, visited_experts
 from serai.runtime.models.replay import Replays, doing
 from serai.runtime.models.scratch import Scratch
 from serai.runtime.models.trunk import Trunk

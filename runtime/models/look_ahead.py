@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from serai.kernels.moe import combine
 from serai.runtime.models.backbone import Backbone
-from serai.runtime.models.layers import Context, add_experts, route_rows
+from serai.runtime.models.layers import Context
+from serai.runtime.models.mixture import add_experts, route_rows
 from serai.runtime.models.weights import MoeWeights
 
 MOST_ROWS = 64
@@ -51,7 +52,7 @@ class LookAhead:
         pick_weights: NDArray[np.float32],
         shared: NDArray[np.float32] | None,
     ) -> None:
-        """Guess with what `each` expert of this layer gave so far, zeros for the rest: as in `layers.visited_experts`.
+        """Guess with what `each` expert of this layer gave so far, zeros for the rest: as in `mixture.visited_experts`.
 
         The last experts are on their way then, and without a guess the disk would have nothing to do until they are
         computed with.

@@ -12,7 +12,7 @@ from typing import Any
 
 from serai.kernels.recorded import Calls, places, record
 from serai.runtime.models.batch import Batch
-from serai.runtime.models.layers import Do
+from serai.runtime.models.mixture import Do
 
 FEW_ROWS = 64
 """A step of more rows takes long, and seldom comes again; it is recorded when it does."""

@@ -20,7 +20,8 @@ from serai.kernels.matrix import aligned
 from serai.runtime.experts.access import Visit, Wait
 from serai.runtime.models.backbone import Backbone, Floats
 from serai.runtime.models.batch import Batch, Outputs, cut_rows
-from serai.runtime.models.layers import Context, add_experts, dense_layer, expert_inputs, route_rows, shared_inner
+from serai.runtime.models.layers import Context, dense_layer
+from serai.runtime.models.mixture import add_experts, expert_inputs, route_rows, shared_inner
 from serai.runtime.models.scratch_shape import ScratchShape
 from serai.runtime.models.weights import KdaWeights, MoeWeights
 from serai.runtime.models.wide_experts import Routed, routed_experts

@@ -16,7 +16,7 @@ from serai.runtime.bench.against import SMALL
 from serai.runtime.bench.recall_cases import HELD_OUT
 from serai.runtime.bench.tiny import write_tiny_model
 from serai.runtime.checks.evaluation import evaluate
-from serai.runtime.models import layers
+from serai.runtime.models import mixture
 from serai.runtime.models.batch import Batch, batch_of
 from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
 from serai.runtime.models.trunk import Trunk
@@ -111,8 +111,8 @@ def test_a_random_models_large_errors_are_rows_that_went_to_other_experts(
         route_rows(*arguments)
         routed.append(arguments[4].copy())
 
-    route_rows = layers.route_rows
-    monkeypatch.setattr(layers, "route_rows", route_and_tell)
+    route_rows = mixture.route_rows
+    monkeypatch.setattr(mixture, "route_rows", route_and_tell)
     write_tiny_model(tmp_path / "m", SMALL, seed=2)
     exact, fast = (
         load_model(find_model(tmp_path / "m"), precision, max_rows=128)
