@@ -89,13 +89,14 @@ class GatedReads(DiskCalls):
 class SlowReads(DiskCalls):
     """Every read takes a little longer, some more than others: reads end in another order than they began."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest_s: float = 4e-3) -> None:
         self.reads = 0
+        self._longest_s = longest_s
         self._lock = threading.Lock()
 
     def read(self, descriptor: int, out: memoryview, offset: int) -> int:
         with self._lock:
             self.reads += 1
-            delay_s = (self.reads * 7 % 5) * 1e-3
+            delay_s = (self.reads * 7 % 5) / 4 * self._longest_s
         time.sleep(delay_s)
         return super().read(descriptor, out, offset)

@@ -112,7 +112,8 @@ def test_each_layer_is_guessed_before_it_comes(
     prompts = [np.array([token], dtype=np.int32) for token in range(5)]
     with loaded(folder, None) as resident:
         _, expected = step(resident, StatePool(resident.layout), prompts)
-    streamed, experts = with_disk(folder, SlowReads(), 6)
+    # Longer than all that is computed meanwhile takes, also on a busy machine.
+    streamed, experts = with_disk(folder, SlowReads(0.1), 6)
     early, guess = [], LookAhead.before_the_last
 
     def noted(
