@@ -10,7 +10,7 @@ from serai.runtime.models.trunk import GROUP
 from serai.runtime.state import Part, part_bytes
 
 FOUND = 1
-"""How many experts a step visits is a number beside them."""
+"""Numbers that hold how many experts are visited."""
 
 
 @dataclass(frozen=True, slots=True)
