@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from serai.kernels import threads
 from serai.kernels.compile import inline, kernel
-from serai.kernels.mathfn import sigmoid16, silu16, tanh16
+from serai.kernels.mathfn import sigmoid_fraction16, silu16, tanh_fraction16
 from serai.kernels.memory import addr, f32_at, f32_at_n, store_at, store_at_n
 from serai.kernels.simd import splat_f32
 from serai.kernels.threads import parallel_for
@@ -39,10 +39,14 @@ def activate16(gate: Any, up: Any, beta: float, linear_beta: float) -> Any:
     """SwiGLU when beta is 0, else SiTU; a linear beta of 0 leaves ``up`` as it is."""
     if beta == 0.0:
         return silu16(gate) * up
-    bounded = up
-    if linear_beta != 0.0:
-        bounded = splat_f32(linear_beta) * tanh16(up / splat_f32(linear_beta))
-    return splat_f32(beta) * tanh16(gate / splat_f32(beta)) * sigmoid16(gate) * bounded
+    # One division, not five: it takes as long as a dozen multiplications.
+    over, under = tanh_fraction16(gate * splat_f32(1.0 / beta))
+    strength, whole = sigmoid_fraction16(gate)
+    over, under = splat_f32(beta) * over * strength, under * whole
+    if linear_beta == 0.0:
+        return over / under * up
+    bounded, part = tanh_fraction16(up * splat_f32(1.0 / linear_beta))
+    return over * (splat_f32(linear_beta) * bounded) / (under * part)
 
 
 @inline

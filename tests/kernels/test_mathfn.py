@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from serai.kernels import mathfn, naive
-from serai.kernels.compile import kernel
+from serai.kernels.compile import inline, kernel
 from serai.kernels.memory import load16_n, store16_n
 from tests.kernels.simd_paths import digest, on_every_path
 
@@ -26,6 +26,12 @@ def over_array(function: Callable[[Any], Any]) -> Callable[[F32, F32], None]:
     return apply
 
 
+@inline
+def tanh16(x: Any) -> Any:
+    numerator, denominator = mathfn.tanh_fraction16(x)
+    return numerator / denominator
+
+
 def tanh(x: F64) -> F64:
     return np.tanh(x)
 
@@ -34,7 +40,7 @@ CASES: dict[str, tuple[Callable[[F32, F32], None], Callable[[F64], F64], float]]
     "exp": (over_array(mathfn.exp16), np.exp, 1.1),
     "sigmoid": (over_array(mathfn.sigmoid16), naive.sigmoid, 2.5),
     "silu": (over_array(mathfn.silu16), naive.silu, 3.0),
-    "tanh": (over_array(mathfn.tanh16), tanh, 2.0),
+    "tanh": (over_array(tanh16), tanh, 3.0),
     "softplus": (over_array(mathfn.softplus16), naive.softplus, 2.0),
 }
 
