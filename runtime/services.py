@@ -1,6 +1,7 @@
 """What every session of one runtime shares."""
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -72,7 +73,8 @@ class Services:
     policy: Policy
     session_bytes: int = 0
     """What each session is counted with beside its state and its token ids."""
-    now_s: Callable[[], float] = anyio.current_time
+    now_s: Callable[[], float] = time.monotonic
+    """The event loop's clock, asked directly: several times a token, and by way of the loop it takes microseconds."""
     events: EventFeed = field(default_factory=EventFeed)
     loop_delay: LoopDelay = field(default_factory=LoopDelay)
     returning: Returning = field(default_factory=Returning)

@@ -7,13 +7,15 @@ a step and nothing else: the tokens drawn are the same, right or wrong (contract
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serai.kernels.repeats import SHORTEST, most_alike, telling_pattern
+
 LEAST_GUESSES, MOST_GUESSES = 2, 32
-LEAST_PATTERN, LONGEST_PATTERN = 3, 96
+LEAST_PATTERN, LONGEST_PATTERN = SHORTEST, 96
 """How many tokens must have occurred earlier. Shorter patterns occur by chance. Each try that loses time asks for one
 twice as long the next time: a text that only seems to repeat itself pays for a handful of tries in all, while one that
 copies a page soon has a pattern of any length."""
@@ -51,7 +53,6 @@ class Guesser:
         self._ids[:length] = np.concatenate([*texts, ids])
         self._start = length - len(ids)
         self._length = length
-        self._in_vain = (0, 0)  # no pattern so long can have occurred before there are so many tokens
 
     def push(self, token: int) -> None:
         """The next token of the timeline."""
@@ -68,8 +69,8 @@ class Guesser:
         """
         if most < 1 or self._length - self._start < pattern:
             return []
-        place = self._place(pattern)
-        if place is None:
+        place = most_alike(self._ids, self._length, self._length - self._start, pattern, LONGEST_PATTERN, PLACES)
+        if place == 0:
             return []
         followed = self._ids[place : min(place + most, self._length)]
         if (ends := np.flatnonzero(followed == _NOTHING)).size:
@@ -81,72 +82,10 @@ class Guesser:
     def least_pattern(self) -> int:
         """How many tokens have to have occurred before for what followed to be likely to follow again, in this text.
 
-        Its own last tokens say it: how often each would have been guessed right from those before it. Where patterns of
-        one length were mostly wrong, those of twice the length are asked for, or if there were none, of twice that.
+        Its own last tokens say it: how often each would have been guessed right from those before it.
         """
-        ids = self._ids[max(self._start, self._length - CHECKED_WITHIN) : self._length]
-        ends = np.arange(max(len(ids) - CHECKED, LEAST_PATTERN + 1), len(ids))
-        # Each pair of an end and a place before it that have a pattern in common: those with a last token in common are
-        # few already, and all of this is done while the event loop waits.
-        which, place = np.nonzero(ids[LEAST_PATTERN - 1 : -1] == ids[ends - 1][:, None])
-        place += LEAST_PATTERN
-        alike = place < ends[which]
-        for back in range(2, LEAST_PATTERN + 1):
-            alike &= ids[place - back] == ids[ends[which] - back]
-        which, place = which[alike], place[alike]
-        pattern = LEAST_PATTERN
-        while pattern < LONGEST_PATTERN:
-            latest = np.zeros(len(ends), np.intp)
-            latest[which] = place  # they ascend, and the last one stays
-            found = latest > 0
-            tried, right = np.count_nonzero(found), np.count_nonzero(ids[latest[found]] == ids[ends[found]])
-            if 2 * right > tried + 1 or (tried == 0 and pattern == LEAST_PATTERN):
-                break
-            if tried == 0:
-                return 2 * pattern
-            for back in range(pattern + 1, 2 * pattern + 1):
-                enough = place >= back
-                which, place = which[enough], place[enough]
-                same = ids[place - back] == ids[ends[which] - back]
-                which, place = which[same], place[same]
-            pattern *= 2
-        return pattern
-
-    def _place(self, pattern: int) -> int | None:
-        """Where the earlier occurrence ends that has most in common with the last tokens, at least `pattern`."""
-        ids, own = self._ids[: self._length], self._length - self._start
-        vain_pattern, until = self._in_vain
-        if pattern >= vain_pattern and self._length < until:
-            return None
-        places, at_most = _places(ids, pattern)
-        if not places.size:
-            self._in_vain = pattern, self._length + pattern - at_most
-        best, longest = None, 0
-        for end in places[: -PLACES - 1 : -1].tolist():
-            most = min(end, own, LONGEST_PATTERN)
-            differ = np.flatnonzero(ids[end - most : end] != ids[len(ids) - most :])
-            alike = most if differ.size == 0 else most - 1 - int(differ[-1])
-            if alike > longest:
-                best, longest = end, alike
-            if longest == LONGEST_PATTERN:
-                break
-        return best
-
-
-def _places(ids: NDArray[np.int32], pattern: int) -> tuple[NDArray[np.intp], int]:
-    """Where the last `pattern` tokens of `ids` have occurred before: the positions behind them, ascending. Where there
-    are none, also the most of those last tokens that may have: each further token makes that at most one more."""
-    # A pass over all ids, tens of microseconds for 128 Ki of them; few places are left of it.
-    found = ids[LEAST_PATTERN - 1 : -1] == ids[-1]
-    for back in range(2, LEAST_PATTERN + 1):
-        found &= ids[LEAST_PATTERN - back : -back] == ids[-back]
-    places = np.flatnonzero(found) + LEAST_PATTERN
-    most = LEAST_PATTERN
-    while places.size and most < pattern:
-        places = places[places > most]
-        places = places[ids[places - most - 1] == ids[-most - 1]]
-        most += 1
-    return places, most if places.size else most - 1
+        start = max(self._start, self._length - CHECKED_WITHIN)
+        return telling_pattern(self._ids, start, self._length, CHECKED, LONGEST_PATTERN)
 
 
 @dataclass(slots=True)
@@ -154,7 +93,8 @@ class Worth:
     """What guessing has won and lost a session, measured in the time that one token takes it without.
 
     `credit` is what may still be lost, in such tokens. `step_s` is the time of a step of one row, `row` that of every
-    further row as a part of it; `right` and `wrong` count guesses, the older the less.
+    further row as a part of it; `right` and `wrong` count guesses, the older the less. `pays` is how many guesses a try
+    should have by all that.
     """
 
     credit: float = FIRST_CREDIT
@@ -163,6 +103,10 @@ class Worth:
     right: float = 2.0
     wrong: float = 1.0
     pattern: int = LEAST_PATTERN
+    pays: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pays = self._what_pays()
 
     def fork(self) -> "Worth":
         """A copy that goes its own way, for a session that goes on from the same text."""
@@ -174,15 +118,8 @@ class Worth:
 
     @property
     def guesses(self) -> int:
-        """How many tokens to guess now, 0 for none.
-
-        One more guess pays while the chance that it and all before it are right is over what a row costs.
-        """
-        if self.step_s == 0.0 or self.credit <= 0.0:
-            return 0
-        chance = self.right / (self.right + self.wrong)
-        pays = math.log(min(max(self.row, 1e-3), 0.99)) / math.log(chance)
-        return int(min(max(pays, LEAST_GUESSES), MOST_GUESSES))
+        """How many tokens to guess now, 0 for none."""
+        return self.pays if self.credit > 0.0 and self.step_s > 0.0 else 0
 
     def plain(self, seconds: float) -> None:
         """A step of one row and no guesses took so long."""
@@ -207,6 +144,13 @@ class Worth:
         self.right = FORGET * self.right + right
         self.wrong = FORGET * self.wrong + (right < guesses) + 0.01  # never quite certain
         self.pattern = LEAST_PATTERN if won > 0 else min(2 * self.pattern, LONGEST_PATTERN)
+        self.pays = self._what_pays()
+
+    def _what_pays(self) -> int:
+        """One more guess pays while the chance that it and all before it are right is over what a row costs."""
+        chance = self.right / (self.right + self.wrong)
+        pays = math.log(min(max(self.row, 1e-3), 0.99)) / math.log(chance)
+        return int(min(max(pays, LEAST_GUESSES), MOST_GUESSES))
 
 
 def tail_beyond(other: NDArray[np.int32], ids: NDArray[np.int32], most: int) -> NDArray[np.int32]:

@@ -332,13 +332,14 @@ class Generation:
     def _worth_guessing(self, guesser: Guesser, position: int) -> tuple[list[int], bool]:
         """Guesses for the tokens after `position`, none of which ends the generation, and whether the grammar leaves
         (nearly) nothing else: it knows the text that must follow, if not always its tokens."""
+        forced = () if self._written is None else self._written.forced
+        worth = self._session.worth
+        guesses = forced or guesser.guess(worth.guesses, pattern=worth.pattern)
+        if not guesses:  # so it is for most tokens, and steps can be short
+            return [], False
         room = self._services.driver.limits.step_rows - 1  # a wrong guess makes one token more known than were guessed
         left = min(self._params.max_tokens - self._count, self._services.max_positions - position, room) - 1
-        forced = () if self._written is None else self._written.forced[: max(left - 1, 0)]
-        if forced:
-            return self._before_the_end(forced), True
-        worth = self._session.worth
-        return self._before_the_end(guesser.guess(min(left - 1, worth.guesses), pattern=worth.pattern)), False
+        return self._before_the_end(guesses[: max(left - 1, 0)]), bool(forced)
 
     def _before_the_end(self, guesses: Sequence[int]) -> list[int]:
         """Those before the first one that would end the generation: nothing may be read after that."""
