@@ -11,12 +11,12 @@ weights are rounded and paired. What is under 2^-50 becomes 0 (`kernels/tiles.py
 from typing import Any
 
 from serai.kernels.compile import inline
-from serai.kernels.lanes import LINE_BYTES
+from serai.kernels.lanes import LINE_BYTES, load_lanes
 from serai.kernels.latents import Q8_BYTES, Pages, decoded, latent_address, scales_of
 from serai.kernels.mathfn import exp16
 from serai.kernels.memory import f32_at, store_at, store_at_n, u16_at, u16_at_n
-from serai.kernels.simd import bf16_to_f32, f32_to_bf16, select, splat_f32, to_u32
-from serai.kernels.tiles import TILE_NUMBERS, operand_bf16
+from serai.kernels.simd import bf16_to_f32, f32_to_bf16, first_n, select, splat_f32, to_u32
+from serai.kernels.tiles import TILE_NUMBERS, operand_bf16, transpose_16
 
 SPLIT = 128
 """Tokens between two merges: part of the definition of every bit. As float32, a split's latents (0.3 MB) fit an L2."""
@@ -95,6 +95,18 @@ def _load_codes(source: int, kv_lora: int, width: int, target: int) -> None:
 
 
 @inline
+def _lay_pair(latents: int, pair: int, has_second: bool, kv_lora: int, width: int) -> None:
+    """The row of pairs of tokens 2 * pair and 2 * pair + 1, or with 0 for one that is not there."""
+    first = latents + 2 * pair * raw_pitch_bytes(width)
+    second = first + raw_pitch_bytes(width)
+    target = pair_rows(latents, width) + pair * pair_row_bytes(kv_lora)
+    for c in range(0, kv_lora, 16):
+        lower = u16_at(first + 2 * c)
+        upper = u16_at(second + 2 * c) if has_second else lower & 0
+        store_at(target + 4 * c, pair_up(lower, upper))
+
+
+@inline
 def load_pairs(pages: Pages, segment: int, first: int, count: int, kv_lora: int, latents: int) -> None:
     """Latents of `count` tokens from `first`, zeros to the end of the last tile, and their rows of pairs."""
     width, pitch = pages.width, raw_pitch_bytes(pages.width)
@@ -108,42 +120,44 @@ def load_pairs(pages: Pages, segment: int, first: int, count: int, kv_lora: int,
         for c in range(0, pitch, LINE_BYTES):
             store_at(latents + n * pitch + c, splat_f32(0.0))
     for pair in range((count + 1) // 2):
-        lay_pair(latents, pair, 2 * pair + 1 < count, kv_lora, width)
+        _lay_pair(latents, pair, 2 * pair + 1 < count, kv_lora, width)
 
 
 @inline
-def lay_pair(latents: int, pair: int, has_second: bool, kv_lora: int, width: int) -> None:
-    """The row of pairs of tokens 2 * pair and 2 * pair + 1, or with 0 for one that must not be seen."""
-    first = latents + 2 * pair * raw_pitch_bytes(width)
-    second = first + raw_pitch_bytes(width)
-    target = pair_rows(latents, width) + pair * pair_row_bytes(kv_lora)
-    for c in range(0, kv_lora, 16):
-        lower = u16_at(first + 2 * c)
-        upper = u16_at(second + 2 * c) if has_second else lower & 0
-        store_at(target + 4 * c, pair_up(lower, upper))
+def pair_queries(source: int, width: int, lanes: int, rows: int, target: int, lane_bytes: int) -> None:
+    """Queries `[lanes, width]` of up to sixteen lanes, rounded, as steps of pairs `lane_bytes` apart.
+
+    `rows`: memory for sixteen latents as `raw_pitch_bytes` has them. Other lanes of the vector are zero.
+    """
+    pitch = raw_pitch_bytes(width)
+    for lane in range(min(lanes, 16)):
+        for d in range(0, width, 16):
+            halves = round_half(load_lanes(source + 4 * (lane * width + d), width - d))
+            store_at(rows + lane * pitch + 2 * d, halves)
+    pairs = (width + 1) // 2
+    for j in range(0, pairs, 16):
+        transpose_16(rows + 4 * j, pitch, lanes, pairs - j, target + j * lane_bytes, lane_bytes)
 
 
 @inline
-def pair_queries(rows: int, lane_bytes: int, queries: int) -> None:
-    """In place: rows 2j and 2j + 1 of floats, rounded, as row j of pairs. `rows` is even."""
-    for row in range(0, rows, 2):
-        for v in range(0, lane_bytes, LINE_BYTES):
-            here = queries + row * lane_bytes + v
-            pairs = pair_up(round_half(f32_at(here)), round_half(f32_at(here + lane_bytes)))
-            store_at(queries + row // 2 * lane_bytes + v, pairs)
+def weight_at(scores: int, lane_bytes: int, n: int, seen: Any, scale: Any, peak: Any) -> Any:
+    """p = exp(score * scale - peak) of token n for a vector of lanes, and 0 for those that don't see it."""
+    p = exp16(f32_at(scores + n * lane_bytes) * scale - peak)
+    if n < seen.by_all:
+        return p
+    return select(first_n(seen.left + n * seen.heads), splat_f32(0.0), p)
 
 
 @inline
-def paired_weights(scores: int, lane_bytes: int, count: int, scale: Any, peak: Any) -> Any:
-    """In place: scores of a vector of heads to pairs of rounded p = exp(score * scale - peak); gives the sum of p."""
+def paired_weights(scores: int, lane_bytes: int, seen: Any, scale: Any, peak: Any) -> Any:
+    """In place: scores of a vector of lanes to pairs of rounded p; gives the sum of p."""
     total = splat_f32(0.0)
-    for n in range(0, count, 2):
-        place = scores + n * lane_bytes
-        lower = round_half(exp16(f32_at(place) * scale - peak))
+    for n in range(0, seen.by_some, 2):
+        lower = round_half(weight_at(scores, lane_bytes, n, seen, scale, peak))
         total = total + bf16_to_f32(lower)
         upper = lower & 0
-        if n + 1 < count:
-            upper = round_half(exp16(f32_at(place + lane_bytes) * scale - peak))
+        if n + 1 < seen.by_some:
+            upper = round_half(weight_at(scores, lane_bytes, n + 1, seen, scale, peak))
             total = total + bf16_to_f32(upper)
         store_at(scores + n // 2 * lane_bytes, pair_up(lower, upper))
     return total

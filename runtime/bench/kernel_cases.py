@@ -17,7 +17,8 @@ from serai.kernels.latents import store_latents
 from serai.kernels.matmul import matmul
 from serai.kernels.matmul_fast import matmul_fast
 from serai.kernels.matrix import Format, Matrix, aligned
-from serai.kernels.mla import attend, mla_scratch_floats
+from serai.kernels.mla import attend
+from serai.kernels.mla_line import mla_scratch_floats
 from serai.kernels.moe import activate, combine, route
 from serai.kernels.naive import q8_latents
 from serai.kernels.norms import attn_res, rms_norm

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from serai.kernels.kda import kda_scratch_floats
 from serai.kernels.matrix import aligned
-from serai.kernels.mla import mla_scratch_floats
+from serai.kernels.mla_line import mla_scratch_floats
 from serai.kernels.quantize import Quantized
 from serai.kernels.threads import threads
 from serai.runtime.models.config import ExpertFormat, ModelConfig

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from serai.kernels import naive, threads
 from serai.kernels.latents import Q8_SCALE_BYTES, store_latents
-from serai.kernels.mla import attend, mla_scratch_floats
+from serai.kernels.mla import attend
+from serai.kernels.mla_line import mla_scratch_floats
 
 F32 = NDArray[np.float32]
 LAYERS, LAYER = 3, 1

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from serai.kernels import naive, threads
 from serai.kernels.latents import store_latents
-from serai.kernels.mla import attend, mla_scratch_floats
+from serai.kernels.mla import attend
+from serai.kernels.mla_line import mla_scratch_floats
 from serai.kernels.mla_pairs import SPLIT
 from tests.kernels.mla_case import LAYER, LAYERS, Session, Tables, feed, run, store
 from tests.kernels.simd_paths import digest, on_every_path
@@ -185,13 +186,14 @@ def test_flat_and_peaked_attention_match_float64(scale: float) -> None:
 
 
 @pytest.mark.parametrize(("latent_bytes", "pairs"), KINDS)
-def test_later_tokens_touch_nothing_whatever_they_hold(latent_bytes: int, pairs: bool) -> None:
-    """B109: masked latents are neither multiplied by 0 nor given a score; infinity and NaN in them stay there."""
-    session = Session(4, 64, 32, SPLIT + 20, latent_bytes=latent_bytes, pairs=pairs)
+@pytest.mark.parametrize("heads", [1, 4, 24, 40])
+def test_later_tokens_touch_nothing_whatever_they_hold(heads: int, latent_bytes: int, pairs: bool) -> None:
+    """B109: masked latents are not multiplied by 0; infinity and NaN in them stay there, in whatever line a row is."""
+    session = Session(heads, 64, 32, SPLIT + 20, latent_bytes=latent_bytes, pairs=pairs)
     store([(session, 0, SPLIT + 20)])
-    (clean,) = run([(session, 0, SPLIT + 20)])
+    (clean,) = run([(session, 0, SPLIT + 20)], slots=1)
     for value in (np.nan, np.inf, -np.inf, 3e38):
-        for token in (SPLIT + 10, SPLIT + 11, 3, 4):
+        for token in (SPLIT + 10, SPLIT + 11, SPLIT, SPLIT - 1, 3, 4):
             store([(session, 0, SPLIT + 20)])
             held = np.array([value], np.float32)
             row = session.pages[token // 16][LAYER, token % 16]
@@ -199,8 +201,26 @@ def test_later_tokens_touch_nothing_whatever_they_hold(latent_bytes: int, pairs:
                 row[session.width :] = np.repeat(held, 2).view(np.uint8)
             else:
                 row[:] = held if latent_bytes == 4 else naive.bf16_round(held)
-            (out,) = run([(session, 0, SPLIT + 20)])
+            (out,) = run([(session, 0, SPLIT + 20)], slots=1)
             same(out[:token], clean[:token])
+            (late,) = run([(session, token - 1, token + 2)], slots=1)
+            same(late[:1], clean[token - 1 : token])
+
+
+def test_a_row_that_sees_nothing_of_a_split_keeps_even_the_sign_of_a_zero() -> None:
+    """Row SPLIT - 1 next to row SPLIT: a sum of -0, from weights too small for its one negative number, stays it."""
+    session = Session(24, 16, 0, SPLIT + 1, page_tokens=SPLIT + 1, score_scale=1.0)
+    session.queries[:] = np.tile(np.eye(1, 16, dtype=np.float32), 24)
+    latents = session.pages[0][LAYER]
+    latents[:] = -1e-10
+    latents[:, 0] = -45
+    latents[0] = 0
+    latents[0, 0] = 45
+    (alone,) = run([(session, SPLIT - 1, SPLIT)])
+    assert np.signbit(alone.reshape(24, 16)[:, 1:]).all()
+    assert not alone.reshape(24, 16)[:, 1:].any()
+    (both,) = run([(session, SPLIT - 1, SPLIT + 1)], slots=1)
+    same(both[:1], alone)
 
 
 @pytest.mark.parametrize(("latent_bytes", "pairs"), KINDS)
@@ -241,7 +261,7 @@ def test_the_size_of_a_page_affects_no_bits() -> None:
 
 
 @pytest.mark.parametrize(("latent_bytes", "pairs"), KINDS)
-@pytest.mark.parametrize("heads", [40, 3])
+@pytest.mark.parametrize("heads", [40, 24, 3])
 def test_a_rows_bits_do_not_depend_on_the_batch_its_order_threads_or_scratch(
     heads: int, latent_bytes: int, pairs: bool
 ) -> None:
@@ -262,10 +282,10 @@ def test_a_rows_bits_do_not_depend_on_the_batch_its_order_threads_or_scratch(
 
 
 @pytest.mark.parametrize(("latent_bytes", "pairs"), KINDS)
-@pytest.mark.parametrize("heads", [*range(1, 10), 16])
+@pytest.mark.parametrize("heads", [*range(1, 10), 12, 16, 24, 32, 40, 96])
 @pytest.mark.parametrize("first", [0, 3, SPLIT - 5])
 def test_a_row_alone_gives_the_bits_it_has_among_others(heads: int, first: int, latent_bytes: int, pairs: bool) -> None:
-    """With few heads several rows stand in one vector, and part at a split's end."""
+    """Rows stand abreast, end in the middle of a line and of a vector, and part anywhere in a split and at its ends."""
     session = Session(heads, 20, 12, 2 * SPLIT + 12, latent_bytes=latent_bytes, pairs=pairs)
     store([(session, 0, session.tokens)])
     (together,) = run([(session, first, session.tokens)], slots=1)
@@ -299,6 +319,7 @@ def bits() -> str:
     shapes = (
         *((40, 64, 32, 4, False), (3, 20, 3, 2, False), (40, 64, 32, 2, True), (3, 20, 3, 2, True)),
         *((40, 64, 32, 1, False), (3, 20, 3, 1, False), (40, 64, 32, 1, True), (3, 20, 3, 1, True)),
+        *((24, 32, 16, 4, False), (24, 32, 16, 2, True), (24, 33, 5, 1, True)),
     )
     for heads, kv_lora, rope, latent_bytes, pairs in shapes:
         session = Session(heads, kv_lora, rope, SPLIT + 21, latent_bytes=latent_bytes, pairs=pairs)
