@@ -14,7 +14,7 @@ _SPREAD_WORK = 1 << 18
 _MOST_TASKS = 128
 # With many rows, a task takes some units past one group of rows after the other, so that both stay in its second-level
 # cache; but it leaves enough tasks for threads to end together.
-_MANY_ROWS, _MANY_ROWS_UNITS, _LEAST_TASKS = 64, 4, 32
+_MANY_ROWS, _MANY_ROWS_UNITS, _LEAST_TASKS = 64, 2, 32
 
 
 @inline

@@ -2,9 +2,9 @@
 
 Activations are quantised per 32 columns (:mod:`serai.kernels.quantize`). The dot of a block is exact in int32; it is
 converted once, multiplied by the product of the two scales, and added to the running sum by one fused multiply-add,
-blocks ascending. That is the definition of an output's bits for all row counts and both loops below: few rows pass by
-the weights of two blocks of outputs that sit decoded in sixteen registers, many go through the tile unit where there
-is one.
+blocks ascending. That is the definition of an output's bits for all row counts and every loop: few rows pass by the
+weights of two blocks of outputs that sit decoded in sixteen registers, many go through the tile unit where there is
+one; :mod:`serai.kernels.scale_tables` has a third loop.
 
 A format is given by four inlined functions and two sizes: ``unsigned(address)`` (a block of 32 columns as eight vectors
 of sixteen outputs x four columns, raised by the format's offset), ``chain`` (the dots that can take them),
@@ -38,17 +38,24 @@ from serai.kernels.memory import (
 )
 from serai.kernels.simd import fma, splat_f32, splat_i32, to_f32
 
-FAST_ROWS = 64
-"""Rows that pass by the same weights; more rows are taken in groups of as many."""
+FAST_ROWS = 128
+"""Rows that pass by the same weights at most: their sums fill half a first-level cache."""
 FAST_LIST_BYTES = FAST_ROWS * 4
 """Stack for a group's row numbers."""
 _SUM_BYTES = FAST_ROWS * 128
 _TILE_ROOM_BYTES = 2 * WEIGHT_TILE_BYTES + 4 * SUM_TILE_BYTES + 32 * TILE_ROWS + 128 if HAS_TILES else 0
 FAST_STATE_BYTES = _SUM_BYTES + _TILE_ROOM_BYTES
 """Stack for a group's running sums, two vectors of sixteen floats a row, and what the tile unit needs beside them."""
-_SCALES_AHEAD_BYTES, _ROWS_SCALES_AHEAD_BYTES = 256, 512
+_SCALES_AHEAD_BYTES, ROWS_SCALES_AHEAD_BYTES = 256, 512
 # Rows from which the tile unit is faster: it always takes sixteen.
 _TILE_LEAST = 12
+
+
+@inline
+def group_rows(count: int) -> int:
+    """Rows that pass by together when there are ``count``: groups alike, of a multiple of what the tile unit takes."""
+    groups = max(1, (count + FAST_ROWS - 1) // FAST_ROWS)
+    return ((count + groups - 1) // groups + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
 
 
 @thin
@@ -138,8 +145,8 @@ def few_rows(
         c0, c1 = scale(s0 + scale_here), scale(s1 + scale_here)
         prefetch_for_rows(w0 + here, block_bytes)
         prefetch_for_rows(w1 + here, block_bytes)
-        prefetch_l2(s0 + scale_here + _ROWS_SCALES_AHEAD_BYTES)
-        prefetch_l2(s1 + scale_here + _ROWS_SCALES_AHEAD_BYTES)
+        prefetch_l2(s0 + scale_here + ROWS_SCALES_AHEAD_BYTES)
+        prefetch_l2(s1 + scale_here + ROWS_SCALES_AHEAD_BYTES)
         for i in range(count):
             at, block = state + 128 * i, group * pitch + pick(rows, i)
             start, x_scale = splat_i32(scalar_i32_at(starts + 4 * block)), x_scales + 4 * block

@@ -10,38 +10,38 @@ from serai.kernels.amx import HAS_TILES
 from serai.kernels.chains import dot_chain, stack_bytes, wide_dot_chain
 from serai.kernels.compile import inline, kernel, thin
 from serai.kernels.deal import deal, existing, put
-from serai.kernels.fast import FAST_ROWS, FAST_STATE_BYTES, few_rows, packed_row, packed_rows
+from serai.kernels.fast import FAST_STATE_BYTES, few_rows, group_rows, packed_row, packed_rows
 from serai.kernels.matmul import check_columns
 from serai.kernels.matrix import Format, Matrix
 from serai.kernels.memory import addr, f32_at
-from serai.kernels.quantize import Quantized, check_room, quantize_into
+from serai.kernels.quantize import SCALE_RANGE_ROWS, Quantized, check_room, quantize_into, range_of_scales
+from serai.kernels.scale_tables import TABLE_LEAST_ROWS, TABLES_BYTES, products_are_exact, table_rows
 from serai.kernels.threads import parallel_for
 
 
 @thin
-def mxfp4_rows(weights: Any, scales: Any, groups: int, x: Any, count: int, state: int) -> None:
-    """:func:`serai.kernels.fast.packed_rows` for MXFP4."""
+def mxfp4_rows(weights: Any, scales: Any, groups: int, x: Any, bits: Any, count: int, state: int) -> None:
+    """:func:`serai.kernels.fast.packed_rows` for MXFP4; ``bits`` is what
+    :func:`serai.kernels.quantize.range_of_scales` says of the rows."""
     sizes = (mxfp4.BLOCK_BYTES, mxfp4.SCALE_BYTES)
-    unsigned, signed, scale = mxfp4.block_weights, mxfp4.signed_block, mxfp4.half_scales
-    packed_rows(dot_chain, unsigned, signed, scale, sizes, weights, scales, groups, x, count, state)
-
-
-@thin
-def mxfp4_rows_in_range(weights: Any, scales: Any, groups: int, x: Any, bits: Any, count: int, state: int) -> None:
-    """:func:`mxfp4_rows` for rows whose scales' range :func:`serai.kernels.quantize.range_of_scales` has told."""
-    if not HAS_TILES and count >= 16 and mxfp4.steps_are_exact(scales, groups, bits):
-        sizes = (mxfp4.BLOCK_BYTES, mxfp4.SCALE_BYTES)
+    unsigned = mxfp4.block_weights
+    if not HAS_TILES and count >= SCALE_RANGE_ROWS and mxfp4.steps_are_exact(scales, groups, bits):
         scale, product = mxfp4.exponent_steps, mxfp4.step_exponents
-        few_rows(dot_chain, mxfp4.block_weights, scale, product, sizes, weights, scales, groups, x, count, state)
+        few_rows(dot_chain, unsigned, scale, product, sizes, weights, scales, groups, x, count, state)
     else:
-        mxfp4_rows(weights, scales, groups, x, count, state)
+        signed, scale = mxfp4.signed_block, mxfp4.half_scales
+        packed_rows(dot_chain, unsigned, signed, scale, sizes, weights, scales, groups, x, count, state)
 
 
 @thin
-def _q8_rows(weights: Any, scales: Any, groups: int, x: Any, count: int, state: int) -> None:
-    sizes = (q8.BLOCK_BYTES, q8.SCALE_BYTES)
-    unsigned, signed, scale = q8.block_weights, q8.signed_block, q8.block_scales
-    packed_rows(wide_dot_chain, unsigned, signed, scale, sizes, weights, scales, groups, x, count, state)
+def _q8_rows(weights: Any, scales: Any, groups: int, x: Any, bits: Any, count: int, state: int) -> None:
+    sizes, unsigned, scale = (q8.BLOCK_BYTES, q8.SCALE_BYTES), q8.block_weights, q8.block_scales
+    is_long = not HAS_TILES and count >= TABLE_LEAST_ROWS
+    if is_long and products_are_exact(scale, scales, groups, q8.SCALE_BYTES, bits):
+        tables = stack_bytes(TABLES_BYTES)
+        table_rows(wide_dot_chain, unsigned, scale, sizes, weights, scales, groups, x, count, state, tables)
+    else:
+        packed_rows(wide_dot_chain, unsigned, q8.signed_block, scale, sizes, weights, scales, groups, x, count, state)
 
 
 @thin
@@ -63,17 +63,18 @@ def _task(
 ) -> None:
     """``chunk`` units of outputs; a unit is two distant blocks.
 
-    ``x = (codes, scales, starts, rows)``, ``y = (address, row pitch, add)``.
+    ``x = (codes, scales, starts, rows, range of the scales)``, ``y = (address, row pitch, add)``.
     """
     y_at, y_pitch, add = y
-    codes, x_scales, starts, count = x
+    codes, x_scales, starts, count, bits = x
+    together = group_rows(count)
     blocks = (outputs + 15) // 16
     apart = (blocks + 1) // 2
     block_bytes, scale_bytes = groups * sizes[0], groups * sizes[1]
     state = stack_bytes(FAST_STATE_BYTES)
     begin, end = task * chunk, min((task + 1) * chunk, apart)
     # Groups of rows outside, so that a group and the weights of all the task's units stay in cache for each other.
-    for row in range(0, count, FAST_ROWS):
+    for row in range(0, count, together):
         for b0 in range(begin, end):
             b1 = b0 + apart
             r1 = existing(b1, blocks)
@@ -84,9 +85,9 @@ def _task(
                 put(y_at + 64 * b0, v0, outputs - 16 * b0, add)
                 put(y_at + 64 * b1, v1, outputs - 16 * b1, add)
                 continue
-            n = min(FAST_ROWS, count - row)
+            n = min(together, count - row)
             source = (codes + 32 * row, x_scales + 4 * row, starts + 4 * row, count, 0)
-            some_rows(pair, scales, groups, source, n, state)
+            some_rows(pair, scales, groups, source, bits, n, state)
             for i in range(n):
                 at, sums = y_at + (row + i) * y_pitch, state + 128 * i
                 put(at + 64 * b0, f32_at(sums), outputs - 16 * b0, add)
@@ -111,7 +112,8 @@ def _product(
     groups, rows = x_scales.shape
     units = ((outputs + 15) // 16 + 1) // 2
     chunk, tasks, spread = deal(units, 2 * groups * block_bytes, rows)
-    x = (addr(codes, 0), addr(x_scales, 0), starts, rows)
+    bits = range_of_scales(addr(x_scales, 0), rows, groups, rows)
+    x = (addr(codes, 0), addr(x_scales, 0), starts, rows, bits)
     y = (addr(out, out_at[0]), 4 * out.shape[1], out_at[1])
     parallel_for(tasks, spread, body, (w, outputs, groups, chunk, x, y))
 

@@ -10,8 +10,8 @@ from serai.kernels.activation import activate16
 from serai.kernels.chains import stack_bytes
 from serai.kernels.compile import inline, kernel, thin
 from serai.kernels.deal import existing, put
-from serai.kernels.fast import FAST_LIST_BYTES, FAST_ROWS, FAST_STATE_BYTES
-from serai.kernels.matmul_fast import mxfp4_row, mxfp4_rows_in_range
+from serai.kernels.fast import FAST_LIST_BYTES, FAST_STATE_BYTES, group_rows
+from serai.kernels.matmul_fast import mxfp4_row, mxfp4_rows
 from serai.kernels.matrix import GROUP
 from serai.kernels.memory import addr, f32_at, scalar_i32_at, store_at
 from serai.kernels.mxfp4 import BLOCK_BYTES, SCALE_BYTES
@@ -30,8 +30,9 @@ def _inner_task(
     record = record_of(call, e)
     begin, end = range_of(call, e)
     low, high, rows = stack_bytes(FAST_STATE_BYTES), stack_bytes(FAST_STATE_BYTES), stack_bytes(FAST_LIST_BYTES)
-    for first in range(begin, end, FAST_ROWS):
-        n = min(FAST_ROWS, end - first)
+    together = group_rows(end - begin)
+    for first in range(begin, end, together):
+        n = min(together, end - first)
         list_rows(call, first, n, rows)
         for unit in range(first_unit, min(first_unit + part[1], mid_groups)):
             if n == 1:
@@ -43,7 +44,7 @@ def _inner_task(
                 pair = (record + offsets[0] + at, record + offsets[1] + at)
                 scales = (record + offsets[3] + scale_at, record + offsets[4] + scale_at)
                 source = (x[0], x[1], x[2], x[3], rows)
-                mxfp4_rows_in_range(pair, scales, groups, source, bits, n, low if half == 0 else high)
+                mxfp4_rows(pair, scales, groups, source, bits, n, low if half == 0 else high)
             # Two loops: the long chains of both in one would leave no room to overlap rows.
             for at in range(low, low + 128 * n, 128):
                 store_at(at, activate16(f32_at(at), f32_at(at + 64), betas[0], betas[1]))
@@ -81,8 +82,9 @@ def _outer_task(task: int, call: Any, offsets: Any, dims: Any, part: Any, mid: A
     w2, s2 = record_of(call, e) + offsets[2], record_of(call, e) + offsets[5]
     begin, end = range_of(call, e)
     state = stack_bytes(FAST_STATE_BYTES)
-    for first in range(begin, end, FAST_ROWS):
-        n, pairs = min(FAST_ROWS, end - first), call[2] + 4 * first
+    together = group_rows(end - begin)
+    for first in range(begin, end, together):
+        n, pairs = min(together, end - first), call[2] + 4 * first
         x = (mid[0] + 32 * first, mid[1] + 4 * first, mid[2] + 4 * first, mid[4], 0)
         bits = range_of_scales(x[1], mid[4], groups, n)
         for b0 in range(first_unit, min(first_unit + part[1], apart)):
@@ -96,7 +98,7 @@ def _outer_task(task: int, call: Any, offsets: Any, dims: Any, part: Any, mid: A
                     store_at(state, v0)
                     store_at(state + 64, v1)
                 else:
-                    mxfp4_rows_in_range(pair, pair_scales, groups, x, bits, n, state)
+                    mxfp4_rows(pair, pair_scales, groups, x, bits, n, state)
                 for i in range(n):
                     out = y[0] + scalar_i32_at(pairs + 4 * i) * y[1]
                     put(out + 64 * low, f32_at(state + 128 * i), latent - 16 * low, False)
