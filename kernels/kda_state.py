@@ -42,8 +42,8 @@ def _read_64(source: int, source_bytes: int, token: int, head_dim: int) -> Any:
 
 
 @inline
-def _answer_64(sums: Any, token: int, head_dim: int, column: int, out: int) -> Any:
-    """From w and z: o to `out`, and the corrections u of the 64 columns."""
+def _answer_64(sums: Any, token: int, head_dim: int, column: int) -> Any:
+    """From w and z: o, in the place of v, and the corrections u of the 64 columns."""
     w0, w1, w2, w3, z0, z1, z2, z3 = sums
     step = 4 * padded(head_dim)
     v = token + VALUE * step + 4 * column
@@ -51,10 +51,10 @@ def _answer_64(sums: Any, token: int, head_dim: int, column: int, out: int) -> A
     qk = splat_f32(scalar_f32_at(token + NUMBERS * step + 4))
     u0, u1 = beta * (f32_at(v) - w0), beta * (f32_at(v + 64) - w1)
     u2, u3 = beta * (f32_at(v + 128) - w2), beta * (f32_at(v + 192) - w3)
-    store_at(out, fma(qk, u0, z0))
-    store_at(out + 64, fma(qk, u1, z1))
-    store_at(out + 128, fma(qk, u2, z2))
-    store_at(out + 192, fma(qk, u3, z3))
+    store_at(v, fma(qk, u0, z0))
+    store_at(v + 64, fma(qk, u1, z1))
+    store_at(v + 128, fma(qk, u2, z2))
+    store_at(v + 192, fma(qk, u3, z3))
     return u0, u1, u2, u3
 
 
@@ -126,18 +126,17 @@ def _write_and_read_64(
 def tokens_64(
     source: int,
     source_bytes: int,
-    target: int,
     panel: int,
+    target: int,
+    target_bytes: int,
     tokens: int,
     count: int,
     head_dim: int,
     column: int,
-    out: int,
-    out_bytes: int,
     past_cache: bool,
     ahead: int,
 ) -> None:
-    """`count` prepared tokens through 64 columns: the state from `source` through the panel to `target`, o to `out`.
+    """`count` prepared tokens through 64 columns: the state from `source` through the panel to `target`.
 
     `past_cache`, `ahead`: see `_write_64`.
     """
@@ -145,27 +144,25 @@ def tokens_64(
     sums = _read_64(source, source_bytes, tokens, head_dim)
     for i in range(count - 1):
         token = tokens + i * token_bytes
-        u = _answer_64(sums, token, head_dim, column, out + i * out_bytes)
+        u = _answer_64(sums, token, head_dim, column)
         sums = _write_and_read_64(source, source_bytes, panel, token, token + token_bytes, head_dim, u)
         source, source_bytes = panel, 4 * PANEL
-    last = count - 1
-    token = tokens + last * token_bytes
-    u = _answer_64(sums, token, head_dim, column, out + last * out_bytes)
-    _write_64(source, source_bytes, target, 4 * head_dim, token, head_dim, u, past_cache, ahead)
+    token = tokens + (count - 1) * token_bytes
+    u = _answer_64(sums, token, head_dim, column)
+    _write_64(source, source_bytes, target, target_bytes, token, head_dim, u, past_cache, ahead)
 
 
 @inline
 def tokens_16(
     source: int,
     source_bytes: int,
-    target: int,
     panel: int,
+    target: int,
+    target_bytes: int,
     tokens: int,
     count: int,
     head_dim: int,
     column: int,
-    out: int,
-    out_bytes: int,
 ) -> None:
     """The same for up to 16 of the columns that 64 leave over: a column's operations are those of `tokens_64`."""
     step = 4 * padded(head_dim)
@@ -177,14 +174,15 @@ def tokens_16(
             s0 = load_lanes(source + k * source_bytes, n)
             w = fma(splat_f32(scalar_f32_at(token + DECAYED_KEY * step + 4 * k)), s0, w)
             z = fma(splat_f32(scalar_f32_at(token + DECAYED_QUERY * step + 4 * k)), s0, z)
-        numbers = token + NUMBERS * step
-        u = splat_f32(scalar_f32_at(numbers)) * (load_lanes(token + VALUE * step + 4 * column, n) - w)
-        store_lanes(out + i * out_bytes, fma(splat_f32(scalar_f32_at(numbers + 4)), u, z), n)
-        is_last = i + 1 == count
+        numbers, v = token + NUMBERS * step, token + VALUE * step + 4 * column
+        u = splat_f32(scalar_f32_at(numbers)) * (load_lanes(v, n) - w)
+        store_lanes(v, fma(splat_f32(scalar_f32_at(numbers + 4)), u, z), n)
+        place, place_bytes = panel, LINE_BYTES
+        if i + 1 == count:
+            place, place_bytes = target, target_bytes
         for k in range(head_dim):
             s0 = load_lanes(source + k * source_bytes, n)
             a = splat_f32(scalar_f32_at(token + DECAY * step + 4 * k))
             key = splat_f32(scalar_f32_at(token + KEY * step + 4 * k))
-            place = target + 4 * k * head_dim if is_last else panel + 4 * k * PANEL
-            store_lanes(place, fma(key, u, a * s0), n)
-        source, source_bytes = panel, 4 * PANEL
+            store_lanes(place + k * place_bytes, fma(key, u, a * s0), n)
+        source, source_bytes = panel, LINE_BYTES

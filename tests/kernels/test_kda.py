@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from serai.kernels import naive, threads
-from serai.kernels.kda import STREAM_BYTES, kda, kda_scratch_floats
+from serai.kernels.kda import BLOCK_TOKENS, STREAM_BYTES, kda, kda_scratch_floats
 from tests.kernels.kda_case import Case, Inputs, aligned
 from tests.kernels.simd_paths import digest, on_every_path
 
@@ -72,7 +72,7 @@ def test_gate_is_bounded_or_softplus_as_configured() -> None:
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
-@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 35, 64, 65])
+@pytest.mark.parametrize("tokens", [1, 17, BLOCK_TOKENS - 1, BLOCK_TOKENS, BLOCK_TOKENS + 1, 3 * BLOCK_TOKENS + 1])
 def test_one_call_gives_the_bits_of_one_token_at_a_time(tokens: int, bound: float) -> None:
     """B02: whatever the length, also where it is no multiple of a block."""
     case = Case(2, 80, bound)
@@ -84,22 +84,22 @@ def test_one_call_gives_the_bits_of_one_token_at_a_time(tokens: int, bound: floa
 
 
 def test_any_split_of_a_run_gives_the_same_bits_and_a_zeroed_state_does_not() -> None:
-    """B03: 40 tokens as 40, 16+16+8, 39+1 and 25+15."""
+    """B03: 80 tokens as 80, 32+32+16, 79+1, 45+35 and 25+55."""
     case = Case(2, 64, -5.0)
-    x = case.inputs(40)
-    whole_out, whole = case.feed(x, [40])
-    for lengths in ([16, 16, 8], [39, 1], [25, 15]):
+    x = case.inputs(80)
+    whole_out, whole = case.feed(x, [80])
+    for lengths in ([32, 32, 16], [79, 1], [45, 35], [25, 55]):
         out, block = case.feed(x, lengths)
         same(out, whole_out)
         same(block, whole)
-    out, block = case.feed(x.rows(25, 40), [15])
-    assert error(out, whole_out[25:]) > 0.1
+    out, block = case.feed(x.rows(65, 80), [15])
+    assert error(out, whole_out[65:]) > 0.1
     assert error(case.parts(block)[1], case.parts(whole)[1]) == 0
 
 
 def test_a_segments_bits_do_not_depend_on_the_others_their_order_or_the_threads() -> None:
     case = Case(3, 64, -5.0)
-    lengths = [1, 17, 5, 1, 33]
+    lengths = [1, BLOCK_TOKENS + 1, 5, 1, 2 * BLOCK_TOKENS + 1]
     segments = [(case.inputs(n, seed=i), None if i == 2 else case.random_block(seed=i)) for i, n in enumerate(lengths)]
     alone = [case.run([segment]) for segment in segments]
     before = threads.threads()
@@ -297,7 +297,9 @@ def bits() -> str:
     results: list[F32] = []
     for heads, head_dim, bound in ((2, 64, -5.0), (1, 80, 0.0), (1, 20, -5.0)):
         case = Case(heads, head_dim, bound)
-        outs, blocks = case.run([(case.inputs(19), case.random_block()), (case.inputs(1, seed=5), None)])
+        outs, blocks = case.run(
+            [(case.inputs(2 * BLOCK_TOKENS + 3), case.random_block()), (case.inputs(1, seed=5), None)]
+        )
         results += [np.nan_to_num(array) for array in (*outs, *blocks)]
     return digest(*results)
 
