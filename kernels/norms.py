@@ -5,7 +5,7 @@ independent; `out` may be the input.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from serai.kernels import threads
 from serai.kernels.compile import inline, kernel
-from serai.kernels.lanes import copy_floats, load_lanes, store_lanes, sum_of_squares
+from serai.kernels.lanes import LINE_BYTES, copy_floats, load_lanes, store_lanes, sum_of_squares
 from serai.kernels.mathfn import exp16, sigmoid16
-from serai.kernels.memory import addr, f32_at, scalar_f32_at, store_scalar_f32_at
+from serai.kernels.memory import addr, f32_at, prefetch_l2, scalar_f32_at, store_at, store_scalar_f32_at
 from serai.kernels.simd import any_of, as_i32, fma, hsum, splat_f32, splat_i32
 from serai.kernels.threads import parallel_for
 from serai.kernels.vec import define
@@ -71,16 +71,30 @@ def _residual_scores(typingctx: Any) -> Any:
 
 @inline
 def _residual_score(value: int, score_w: int, n: int, eps: float) -> Any:
-    """Score of one state: its dot with the score vector, over its rms."""
+    """Score of one state: its dot with the score vector, over its rms.
+
+    One pass for both, in the order of the sums of `sum_of_squares`; the state's next row is asked for beside it.
+    """
     s0 = s1 = splat_f32(0.0)
-    whole = n // 32 * 32
-    for c in range(0, 4 * whole, 128):
-        s0 = fma(f32_at(value + c), f32_at(score_w + c), s0)
-        s1 = fma(f32_at(value + c + 64), f32_at(score_w + c + 64), s1)
+    q0 = q1 = q2 = q3 = splat_f32(0.0)
+    whole = n // 64 * 64
+    for c in range(0, 4 * whole, 256):
+        x, w = value + c, score_w + c
+        x0, x1, x2, x3 = f32_at(x), f32_at(x + 64), f32_at(x + 128), f32_at(x + 192)
+        s0, s1 = fma(x0, f32_at(w), s0), fma(x1, f32_at(w + 64), s1)
+        s0, s1 = fma(x2, f32_at(w + 128), s0), fma(x3, f32_at(w + 192), s1)
+        q0, q1, q2, q3 = fma(x0, x0, q0), fma(x1, x1, q1), fma(x2, x2, q2), fma(x3, x3, q3)
+        for line in range(0, 256, LINE_BYTES):
+            prefetch_l2(x + 4 * n + line)
     for c in range(4 * whole, 4 * n, 64):
-        left = n - c // 4
-        s0 = fma(load_lanes(value + c, left), load_lanes(score_w + c, left), s0)
-    return hsum(s0 + s1) * inverse_rms(sum_of_squares(value, n), n, eps)
+        x0, w0 = load_lanes(value + c, n - c // 4), load_lanes(score_w + c, n - c // 4)
+        q0 = fma(x0, x0, q0)
+        # The second vector of a pair has its own sum, as above, if it is whole.
+        if c // 64 % 2 == 1 and n - c // 4 >= 16:
+            s1 = fma(x0, w0, s1)
+        else:
+            s0 = fma(x0, w0, s0)
+    return hsum(s0 + s1) * inverse_rms(hsum((q0 + q1) + (q2 + q3)), n, eps)
 
 
 @inline
@@ -98,12 +112,57 @@ def _softmax_in_place(scores: int, n: int) -> None:
         store_lanes(scores + 4 * c, load_lanes(scores + 4 * c, n - c) / splat_f32(hsum(total)), n - c)
 
 
+class _States(NamedTuple):
+    """The states of one row: so many from `blocks` on, and after them the running sum. Byte addresses."""
+
+    blocks: Any
+    block_bytes: Any
+    n_blocks: Any
+    running: Any
+    count: Any
+
+
 @inline
-def _residual_value(i: int, n_blocks: int, row: int, blocks: Any, ps: Any) -> Any:
-    """Address of the i-th state of a row: a block's, or after the last block the running sum."""
-    if i < n_blocks:
-        return addr(blocks, (i * blocks.shape[1] + row) * blocks.shape[2])
-    return addr(ps, row * ps.shape[1])
+def _state(states: _States, i: int) -> Any:
+    """Address of the i-th."""
+    return states.blocks + i * states.block_bytes if i < states.n_blocks else states.running
+
+
+@inline
+def _mix_64(states: _States, c: int, scores: int, target: int) -> None:
+    """64 columns from byte `c` of a row: the sum of the states, each times its score, in ascending order."""
+    m0 = m1 = m2 = m3 = splat_f32(0.0)
+    for i in range(states.count):
+        x, score = _state(states, i) + c, splat_f32(scalar_f32_at(scores + 4 * i))
+        m0, m1 = fma(score, f32_at(x), m0), fma(score, f32_at(x + 64), m1)
+        m2, m3 = fma(score, f32_at(x + 128), m2), fma(score, f32_at(x + 192), m3)
+    store_at(target + c, m0)
+    store_at(target + c + 64, m1)
+    store_at(target + c + 128, m2)
+    store_at(target + c + 192, m3)
+
+
+@inline
+def _mix_16(states: _States, c: int, n: int, scores: int, target: int) -> None:
+    """The same for up to 16 columns, `n` if they are fewer."""
+    mixed = splat_f32(0.0)
+    for i in range(states.count):
+        mixed = fma(splat_f32(scalar_f32_at(scores + 4 * i)), load_lanes(_state(states, i) + c, n), mixed)
+    store_lanes(target + c, mixed, n)
+
+
+@inline
+def _mix(states: _States, score_w: int, hidden: int, eps: float, target: int) -> None:
+    """The attention residual of a row to `target`."""
+    scores = _residual_scores()
+    for i in range(states.count):
+        store_scalar_f32_at(scores + 4 * i, _residual_score(_state(states, i), score_w, hidden, eps))
+    _softmax_in_place(scores, states.count)
+    whole = hidden // 64 * 64
+    for c in range(0, 4 * whole, 256):
+        _mix_64(states, c, scores, target)
+    for c in range(4 * whole, 4 * hidden, 64):
+        _mix_16(states, c, hidden - c // 4, scores, target)
 
 
 @inline
@@ -120,24 +179,13 @@ def _attn_res_row(
     out: Any,
 ) -> None:
     hidden = out.shape[1]
-    target = addr(out, row * hidden)
-    source = target
-    if n_blocks == 0:
-        source = addr(ps, row * hidden)
-    else:
-        count = n_blocks + use_ps
-        scores = _residual_scores()
-        for i in range(count):
-            value = _residual_value(i, n_blocks, row, blocks, ps)
-            store_scalar_f32_at(scores + 4 * i, _residual_score(value, addr(score_w, 0), hidden, eps))
-        _softmax_in_place(scores, count)
-        for c in range(0, 4 * hidden, 64):
-            left = hidden - c // 4
-            mixed = splat_f32(0.0)
-            for i in range(count):
-                value = _residual_value(i, n_blocks, row, blocks, ps)
-                mixed = fma(splat_f32(scalar_f32_at(scores + 4 * i)), load_lanes(value + c, left), mixed)
-            store_lanes(target + c, mixed, left)
+    target, running = addr(out, row * hidden), addr(ps, row * hidden)
+    source = running
+    if n_blocks > 0:
+        block_bytes = 4 * blocks.shape[1] * hidden
+        states = _States(addr(blocks, row * hidden), block_bytes, n_blocks, running, n_blocks + use_ps)
+        _mix(states, addr(score_w, 0), hidden, eps, target)
+        source = target
     scale = inverse_rms(sum_of_squares(source, hidden), hidden, norm_eps)
     norm_to(source, hidden, addr(norm_w, 0), scale, target)
 

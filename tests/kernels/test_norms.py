@@ -39,7 +39,7 @@ def test_rms_norm_in_place_gives_the_same_bits() -> None:
     np.testing.assert_array_equal(x, out)
 
 
-@pytest.mark.parametrize("hidden", [16, 33, 128, 200])
+@pytest.mark.parametrize("hidden", [16, 33, 56, 112, 128, 200])
 @pytest.mark.parametrize("n_blocks", [0, 1, 3, 8, 17])
 @pytest.mark.parametrize("use_ps", [0, 1])
 def test_attention_residual_matches_float64(hidden: int, n_blocks: int, use_ps: int) -> None:
