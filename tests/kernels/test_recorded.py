@@ -124,6 +124,67 @@ def test_other_threads_are_not_recorded() -> None:
     assert calls.names == ("no_negative",)
 
 
+@kernel("void(i64[::1], i64)")
+def add_to(numbers: NDArray[np.int64], more: int) -> None:
+    numbers[0] += more
+
+
+@kernel("void(i64[::1], i64)")
+def multiply(numbers: NDArray[np.int64], factor: int) -> None:
+    numbers[0] *= factor
+
+
+def test_two_threads_that_record_at_once_have_each_its_own_calls() -> None:
+    """Call by call by turns, of kernels that were never recorded before; their launchers are then built at once too."""
+    turn = threading.Barrier(2, timeout=30)
+    recorded: dict[int, tuple[Any, NDArray[np.int64]]] = {}
+
+    def one(number: int) -> None:
+        mine = np.array([number], np.int64)
+
+        def work() -> None:
+            for called in (add_to, multiply) if number == 1 else (multiply, add_to):
+                turn.wait()
+                called(mine, 10 * number)
+            turn.wait()
+
+        recorded[number] = record(work)[0], mine
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (first, ones), (second, twos) = recorded[1], recorded[2]
+    assert (first.names, second.names) == (("add_to", "multiply"), ("multiply", "add_to"))
+    assert (ones.tolist(), twos.tolist()) == ([110], [60])
+    first.again(places(()))
+    assert (ones.tolist(), twos.tolist()) == ([1200], [60])
+    second.again(places(()))
+    assert (ones.tolist(), twos.tolist()) == ([1200], [1220])
+
+
+def test_an_error_in_the_middle_leaves_nobody_watched_and_what_watched_before_watching() -> None:
+    numbers, out = np.array([1], np.int64), np.zeros(9)
+
+    def fails() -> None:
+        add_to(numbers, 1)
+        raise OSError("in the middle")
+
+    def outer() -> None:
+        multiply(numbers, 5)
+        with pytest.raises(OSError, match="in the middle"):
+            record(fails)
+        note_all(numbers, numbers, 0.0, 0.0, False, (0, (False, False)), out)
+
+    calls, _ = record(outer)
+    assert calls.names == ("multiply", "note_all"), "what failed is no part of either"
+    add_to(numbers=numbers, more=0)  # a thread that is watched may not name its arguments
+    assert numbers.tolist() == [6]
+    calls.again(places(()))
+    assert out[:2].tolist() == [1, 30]
+
+
 def test_arrays_are_held_as_long_as_the_calls() -> None:
     """A temporary one has nobody else."""
     out = np.zeros(9)

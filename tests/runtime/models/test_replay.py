@@ -1,19 +1,25 @@
 """Repeated steps have the bits of those taken through Python, whatever changes between them."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from serai.checkpoints.snapshot import LatentType
+from serai.kernels.threads import parallel_region
 from serai.runtime.bench.tiny import TINY_MODELS, TinyModel, write_tiny_model
 from serai.runtime.checks.stepping import Stepper
 from serai.runtime.experts.access import ResidentExperts
 from serai.runtime.models import replay
+from serai.runtime.models.batch import batch_of
 from serai.runtime.models.open_model import LoadedModel, Precision, find_model, load_model
 from serai.runtime.models.replay import FEW_ROWS, Replays
 from serai.runtime.models.trunk import Trunk
 from serai.runtime.state import StatePool
+from serai.runtime.step import Segment
 
 VARIANTS = [
     (Precision.EXACT, Trunk.AS_STORED, None),
@@ -57,6 +63,86 @@ def test_repeated_steps_have_the_bits_of_called_ones(
     monkeypatch.setattr(Replays, "of", lambda self, batch: None)
     assert [some_steps(loaded)] * 2 == repeated
     loaded.model.close()
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_pass_that_is_dropped_leaves_what_it_recorded_to_the_next(
+    resident: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every pause: the calls between two pauses are recorded whole, and those after them by whoever gets there."""
+    if not resident:  # then a layer is recorded in several pieces
+        monkeypatch.setattr(ResidentExperts, "addresses", lambda self, layer: None)
+    write_tiny_model(tmp_path / "m", next(iter(TINY_MODELS.values())))
+    loaded = load_model(find_model(tmp_path / "m"), Precision.FAST, max_rows=64)
+    model, pool = loaded.model, StatePool(loaded.layout, poison=True)
+    stepper, tokens = Stepper(loaded, pool), np.arange(3, dtype=np.int32)
+    wanted, whole = stepper.ended(stepper.run(tokens)), model.replays.nbytes
+    recorded = []
+    for pauses in range(model.config.num_layers + 1):
+        model.replays = Replays()
+        before = pool.empty()
+        draft = pool.draft(before, len(tokens), with_logits=True)
+        passing = model.forward(batch_of([Segment(before, tokens + 7, draft)]))
+        with parallel_region():
+            for _ in range(pauses):
+                next(passing)
+        passing.close()
+        draft.abandon()
+        before.release()
+        recorded.append(model.replays.nbytes)
+        assert [stepper.ended(stepper.run(tokens)) for _ in range(2)] == [wanted] * 2, pauses
+        assert model.replays.nbytes == whole
+    assert recorded[0] == 0
+    assert recorded == sorted(set(recorded)), "each pass gets further than the one before"
+    assert recorded[-1] == whole
+    model.close()
+
+
+def test_a_piece_that_fails_in_the_middle_is_recorded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it had called by then is not taken for the whole of it."""
+    write_tiny_model(tmp_path / "m", next(iter(TINY_MODELS.values())))
+    loaded = load_model(find_model(tmp_path / "m"), Precision.FAST, max_rows=64)
+    model, stepper = loaded.model, Stepper(loaded, StatePool(loaded.layout))
+    tokens = np.arange(3, dtype=np.int32)
+    wanted, whole = stepper.ended(stepper.run(tokens)), model.replays.nbytes
+    model.replays = Replays()
+    attention = model._backbone.attention
+
+    def fails(context: Any, index: int, *rest: Any) -> Any:
+        running = attention(context, index, *rest)
+        if index == 1:
+            raise OSError("in the middle of a layer")
+        return running
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model._backbone, "attention", fails)
+        with pytest.raises(OSError, match="in the middle of a layer"):
+            stepper.run(tokens)
+    assert 0 < model.replays.nbytes < whole
+    assert [stepper.ended(stepper.run(tokens)) for _ in range(2)] == [wanted] * 2
+    assert model.replays.nbytes == whole
+    model.close()
+
+
+def test_two_models_that_record_at_once_keep_to_themselves(tmp_path: Path) -> None:
+    """Each in a thread of its own, as two runtimes of a process are."""
+    models = []
+    for seed, shape in enumerate(TINY_MODELS.values()):
+        write_tiny_model(tmp_path / str(seed), shape)
+        models.append(load_model(find_model(tmp_path / str(seed)), Precision.FAST, max_rows=64))
+    wanted = [some_steps(one) for one in models]
+    begin = threading.Barrier(len(models), timeout=60)
+
+    def steps(loaded: LoadedModel) -> list[list[bytes]]:
+        loaded.model.replays = Replays()
+        begin.wait()
+        return [some_steps(loaded) for _ in range(2)]
+
+    with ThreadPoolExecutor(len(models)) as threads:
+        found = list(threads.map(steps, models))
+    assert found == [[bits, bits] for bits in wanted]
+    for one in models:
+        one.model.close()
 
 
 def test_a_large_step_is_recorded_when_it_comes_again(tmp_path: Path) -> None:
