@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from serai.kernels.compile import inline
-from serai.kernels.memory import scalar_i32_at, store_at, u8_at, u8x64_at
+from serai.kernels.memory import i8_at, scalar_i32_at, store_at, u8_at, u8x64_at
 from serai.kernels.simd import (
     HAS_WIDE_LOOKUP,
     SHUFFLE_IS_FAST,
@@ -138,7 +138,8 @@ _NORMAL, _HALF = 254, 128
 @inline
 def exponent_steps(scales: int) -> Any:
     """What half of each of sixteen scales adds to the bits of a float32."""
-    return (to_i32(u8_at(scales)) - _HALF) << 23
+    # e - 128 as a signed byte: a subtraction would be moved out to where each row's number is added.
+    return to_i32(i8_at(scales) ^ np.int8(-_HALF)) << 23
 
 
 @inline

@@ -17,7 +17,7 @@ from typing import Any
 from serai.kernels.compile import inline
 from serai.kernels.exact import prefetch_for_rows
 from serai.kernels.fast import ROWS_SCALES_AHEAD_BYTES
-from serai.kernels.memory import f32_at, i32_at, prefetch_l2, scalar_i32_at, store_at
+from serai.kernels.memory import f32_at, i32_at, prefetch_l2, scalar_i32_at, scalar_u8_at, store_at
 from serai.kernels.quantize import SCALE_BITS
 from serai.kernels.simd import as_f32, as_i32, fma, hmax, hmin, select, splat_f32, splat_i32, to_f32, vmax, vmin
 
@@ -31,8 +31,8 @@ TABLES_BYTES = 2 * _TABLE_BYTES
 
 _ONE = 0x3F800000
 _STEP = 1 << (23 - SCALE_BITS)
-_TO_ENTRY = 23 - SCALE_BITS - 7
-_ENTRY_MASK = (ENTRIES - 1) << 7
+# Of a scale's third byte: the exponent's last bit, the mantissa's first.
+_TO_MANTISSA = 7 - SCALE_BITS
 _BIAS = 127
 # A sixteenth of a scale must be a normal number too: entries grow by it.
 _LOWEST_WEIGHTS, _LARGEST = 1 + SCALE_BITS, 254
@@ -77,10 +77,12 @@ def _store_entry(table: int, entry: int, c0: Any, c1: Any) -> None:
 @inline
 def _add_row(chain: Any, d0: Any, d1: Any, table: int, x: Any, block: int, at: int) -> None:
     """A row's dots with two decoded blocks, scaled and added to its sums."""
-    start, scale = splat_i32(scalar_i32_at(x[2] + 4 * block)), scalar_i32_at(x[1] + 4 * block)
-    entry, codes = table + ((scale >> _TO_ENTRY) & _ENTRY_MASK), x[0] + 32 * block
+    start, scale, codes = splat_i32(scalar_i32_at(x[2] + 4 * block)), x[1] + 4 * block, x[0] + 32 * block
+    # The byte with the mantissa is loaded by itself, so that the scale goes straight from memory to all lanes.
+    entry = table + _ENTRY_BYTES * ((scalar_u8_at(scale + 2) >> _TO_MANTISSA) & (ENTRIES - 1))
+    bits = splat_i32(scalar_i32_at(scale))
     a0, a1 = chain(start, d0, codes), chain(start, d1, codes)
-    s0, s1 = as_f32(i32_at(entry) + splat_i32(scale)), as_f32(i32_at(entry + 64) + splat_i32(scale))
+    s0, s1 = as_f32(i32_at(entry) + bits), as_f32(i32_at(entry + 64) + bits)
     store_at(at, fma(to_f32(a0), s0, f32_at(at)))
     store_at(at + 64, fma(to_f32(a1), s1, f32_at(at + 64)))
 
