@@ -1,7 +1,8 @@
 """Matrix products with float32 activations, for any number of rows.
 
 :mod:`serai.kernels.exact` defines the bits. Here outputs are dealt to tasks: a task owns some blocks of sixteen outputs
-for all rows of the call, so every weight is read once. :mod:`serai.kernels.matmul_fast` is the 8-bit counterpart.
+for all rows of the call, so every weight is read once. :mod:`serai.kernels.exact_tiles` has plain weights times many
+rows, :mod:`serai.kernels.matmul_fast` is the 8-bit counterpart.
 """
 
 from typing import Any
@@ -14,6 +15,7 @@ from serai.kernels.chains import stack_bytes
 from serai.kernels.compile import inline, kernel, thin
 from serai.kernels.deal import deal, existing, put
 from serai.kernels.exact import EXACT_ROWS, EXACT_STATE_BYTES, many_rows, one_row
+from serai.kernels.exact_tiles import bf16_tiles, f32_tiles, is_worth_tiles, tiled_product
 from serai.kernels.matrix import GROUP, Format, Matrix
 from serai.kernels.memory import addr, f32_at
 from serai.kernels.mxfp4 import COLUMN_BYTES, SCALE_BYTES, eight_columns, half_scales, no_column
@@ -132,14 +134,20 @@ _Shape = tuple[int, int, int]
 def _matmul_f32(
     x: _F32Array, x_at: _XAt, data: _F32Array, scales: _Bytes, shape: _Shape, out: _F32Array, out_at: _YAt
 ) -> None:
-    _product(_f32_task, F32_COLUMN_BYTES, (addr(data, 0), addr(scales, 0)), shape, x, x_at, out, out_at)
+    if is_worth_tiles(x.shape[0], shape):
+        tiled_product(f32_tiles, F32_COLUMN_BYTES, addr(data, 0), shape, x, x_at, out, out_at)
+    else:
+        _product(_f32_task, F32_COLUMN_BYTES, (addr(data, 0), addr(scales, 0)), shape, x, x_at, out, out_at)
 
 
 @kernel(_SIGNATURE.format("u16"), before=threads.start)
 def _matmul_bf16(
     x: _F32Array, x_at: _XAt, data: NDArray[np.uint16], scales: _Bytes, shape: _Shape, out: _F32Array, out_at: _YAt
 ) -> None:
-    _product(_bf16_task, BF16_COLUMN_BYTES, (addr(data, 0), addr(scales, 0)), shape, x, x_at, out, out_at)
+    if is_worth_tiles(x.shape[0], shape):
+        tiled_product(bf16_tiles, BF16_COLUMN_BYTES, addr(data, 0), shape, x, x_at, out, out_at)
+    else:
+        _product(_bf16_task, BF16_COLUMN_BYTES, (addr(data, 0), addr(scales, 0)), shape, x, x_at, out, out_at)
 
 
 @kernel(_SIGNATURE.format("u8"), before=threads.start)

@@ -11,7 +11,9 @@ from serai.kernels.matrix import Matrix
 from tests.kernels.simd_paths import digest, on_every_path
 from tests.kernels.test_matrix import mxfp4
 
-SHAPES = [(1, 1), (16, 7), (37, 33), (64, 128), (100, 300), (161, 1001)]
+WIDE, MANY = (800, 300), 131
+"""Outputs and columns, and rows, that plain weights multiply in tiles."""
+SHAPES = [(1, 1), (16, 7), (37, 33), (64, 128), (100, 300), (161, 1001), WIDE]
 MXFP4_SHAPES = [(1, 32), (37, 96), (161, 992)]
 
 
@@ -52,7 +54,7 @@ def product(x: Any, w: Matrix) -> Any:
 def test_a_product_matches_float64(kind: str, shape: tuple[int, int]) -> None:
     w = weights(kind, *shape)
     dense = matrix.unpack(w)[0].astype(np.float64)
-    for rows in (1, 3, 67):
+    for rows in (1, 3, 67, MANY):
         x = normal(rows, w.cols)
         expected = x.astype(np.float64) @ dense.T
         bound = np.abs(x).astype(np.float64) @ np.abs(dense).T
@@ -62,25 +64,25 @@ def test_a_product_matches_float64(kind: str, shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize(("kind", "shape"), CASES)
 def test_a_row_has_the_same_bits_in_any_company(kind: str, shape: tuple[int, int]) -> None:
     w = weights(kind, *shape)
-    x = normal(131, w.cols)
+    x = normal(MANY, w.cols)
     together = product(x, w)
     for rows in (1, 2, 7, 67):
         np.testing.assert_array_equal(product(x[:rows], w), together[:rows])
-    order = np.random.default_rng(0).permutation(131)
+    order = np.random.default_rng(0).permutation(MANY)
     np.testing.assert_array_equal(product(x[order], w), together[order])
 
 
 @pytest.mark.parametrize("kind", ["f32", "bf16", "mxfp4", "q8"])
 def test_the_thread_count_decides_no_bits(kind: str) -> None:
-    w, before = weights(kind, 600, 992), threads.threads()
+    w, before = weights(kind, 800, 992), threads.threads()
     results = []
     for n in (1, 2, 3):
         threads.set_threads(n)
-        results.append([product(normal(rows, 992), w) for rows in (1, 30)])
+        results.append([product(normal(rows, 992), w) for rows in (1, 30, MANY)])
     threads.set_threads(before)
-    for one, many in results[1:]:
-        np.testing.assert_array_equal(one, results[0][0])
-        np.testing.assert_array_equal(many, results[0][1])
+    for outs in results[1:]:
+        for out, expected in zip(outs, results[0], strict=True):
+            np.testing.assert_array_equal(out, expected)
 
 
 def test_bf16_weights_give_the_bits_of_the_same_weights_in_f32() -> None:
@@ -99,21 +101,30 @@ def test_a_piece_of_a_concatenation_gives_the_bits_of_its_own_product() -> None:
 
 
 def test_add_adds_the_finished_sum_once() -> None:
-    w = weights("bf16", 37, 300)
-    for rows in (1, 5):
-        x, out = normal(rows, 300), normal(rows, 40, seed=2)
+    w = weights("bf16", *WIDE)
+    for rows in (1, 5, MANY):
+        x, out = normal(rows, w.cols), normal(rows, w.rows + 3, seed=2)
         expected = out.copy()
-        expected[:, 1:38] += product(x, w)
+        expected[:, 1 : 1 + w.rows] += product(x, w)
         matmul(x, 0, w, out, 1, add=True)
         np.testing.assert_array_equal(out, expected)
 
 
-@pytest.mark.parametrize("rows", [1, 6])
+def test_a_sum_of_numbers_too_small_is_plus_zero_in_any_company() -> None:
+    w = matrix.pack(np.full(WIDE, -1e-30, np.float32))
+    x = np.full((MANY, w.cols), 1e-30, np.float32)
+    for rows in (1, 5, MANY):
+        out = product(x[:rows], w)
+        assert not out.any()
+        assert not np.signbit(out).any()
+
+
+@pytest.mark.parametrize("rows", [1, 6, MANY])
 def test_heads_read_and_write_at_their_strides(rows: int) -> None:
-    heads = normal(3, 20, 33)
-    x, out = normal(rows, 3 * 40), unset(rows, 3 * 24 + 2)
+    heads = normal(17, 20, 33)
+    x, out = normal(rows, 17 * 40), unset(rows, 17 * 24 + 2)
     matmul(x, 1, matrix.pack_heads(heads), out, 2, x_stride=40, out_stride=24)
-    for h in range(3):
+    for h in range(17):
         alone = product(x[:, 1 + 40 * h : 34 + 40 * h], matrix.pack(heads[h]))
         np.testing.assert_array_equal(out[:, 2 + 24 * h : 22 + 24 * h], alone)
     assert np.isnan(out[:, :2]).all()
@@ -143,8 +154,8 @@ def test_other_dtypes_and_layouts_are_refused() -> None:
 
 def test_infinities_and_nan_pass_through() -> None:
     """B109: nothing assumes finite numbers."""
-    w = matrix.pack(np.ones((20, 40), np.float32))
-    for rows in (1, 4):
+    w = matrix.pack(np.ones((800, 40), np.float32))
+    for rows in (1, 4, MANY):
         x = np.ones((rows, 40), np.float32)
         x[0, 7] = np.inf
         assert np.isposinf(product(x, w)[0]).all()
@@ -156,12 +167,12 @@ def test_infinities_and_nan_pass_through() -> None:
 
 def bits() -> str:
     """Products of all formats in few and many rows, as a hash."""
-    made = (product(normal(rows, w.cols), w) for w in _bit_cases() for rows in (1, 9))
+    made = (product(normal(rows, w.cols), w) for w in _bit_cases() for rows in (1, 9, MANY))
     return digest(*made)
 
 
 def _bit_cases() -> list[Matrix]:
-    plain = [weights("f32", 37, 301), weights("bf16", 37, 301)]
+    plain = [weights("f32", 37, 301), weights("bf16", 37, 301), weights("f32", 801, 301), weights("bf16", 801, 301)]
     return [*plain, weights("mxfp4", 37, 320), weights("q8", 37, 320)]
 
 
