@@ -147,10 +147,12 @@ def few_rows(
         prefetch_for_rows(w1 + here, block_bytes)
         prefetch_l2(s0 + scale_here + ROWS_SCALES_AHEAD_BYTES)
         prefetch_l2(s1 + scale_here + ROWS_SCALES_AHEAD_BYTES)
+        first = group * pitch
+        codes_here, x_scales_here, starts_here = codes + 32 * first, x_scales + 4 * first, starts + 4 * first
         for i in range(count):
-            at, block = state + 128 * i, group * pitch + pick(rows, i)
-            start, x_scale = splat_i32(scalar_i32_at(starts + 4 * block)), x_scales + 4 * block
-            a0, a1 = chain(start, d0, codes + 32 * block), chain(start, d1, codes + 32 * block)
+            at, row = state + 128 * i, pick(rows, i)
+            start, x_scale = splat_i32(scalar_i32_at(starts_here + 4 * row)), x_scales_here + 4 * row
+            a0, a1 = chain(start, d0, codes_here + 32 * row), chain(start, d1, codes_here + 32 * row)
             r0 = fma(to_f32(a0), product(c0, x_scale), f32_at(at))
             r1 = fma(to_f32(a1), product(c1, x_scale), f32_at(at + 64))
             store_at(at, r0)

@@ -99,13 +99,16 @@ async def _measure(folder: Path, scale: Scale, tell: Callable[[str], None]) -> R
     model, name = small_model(folder)
     tell("compiling what is not compiled yet")
     kernels.warm(lambda step: None)
-    day = await _day(model, name, folder, scale, tell)
-    tell(f"forking a K3-shaped session of {TOKENS:,} tokens")
-    forking = await fork_cost(scale.forks)
-    tell(f"a session of {scale.tool_tokens:,} tokens waits for a tool")
-    waits = [await small_tool_wait(model, name, folder, scale.tool_tokens)]
-    if scale.mid_layers:
-        waits.append(await mid_tool_wait(folder, scale.tool_tokens, mid_shape(scale.mid_layers), tell))
+    # The day's store is removed last: for a minute after thousands of files were deleted, ext4 takes up to ten times as
+    # long to create one, and moving a session out creates many.
+    with tempfile.TemporaryDirectory(prefix="serai-bench-sessions-", dir=folder) as store:
+        day = await _day(model, name, folder, Path(store), scale, tell)
+        tell(f"forking a K3-shaped session of {TOKENS:,} tokens")
+        forking = await fork_cost(scale.forks)
+        tell(f"a session of {scale.tool_tokens:,} tokens waits for a tool")
+        waits = [await small_tool_wait(model, name, folder, scale.tool_tokens)]
+        if scale.mid_layers:
+            waits.append(await mid_tool_wait(folder, scale.tool_tokens, mid_shape(scale.mid_layers), tell))
     rows = (*day.rows, *(wait.row() for wait in waits))
     return Report("sessions", (*day.claims, *_forking_claims(forking, scale.forks), tool_claim(waits)), rows)
 
@@ -118,8 +121,8 @@ class Day:
     rows: tuple[dict[str, object], ...]
 
 
-async def _day(model: Path, name: str, folder: Path, scale: Scale, tell: Callable[[str], None]) -> Day:
-    """All sessions under one budget, then the sample alone."""
+async def _day(model: Path, name: str, folder: Path, store: Path, scale: Scale, tell: Callable[[str], None]) -> Day:
+    """All sessions under one budget, with `store` to move out to, then the sample alone."""
     async with _once_open(model, folder) as rt:
         scripts = _scripts(scale, rt.facts.config.vocab_size if rt.facts.config else 1)
         budget_bytes = _budget(rt, scripts, scale)
@@ -128,14 +131,13 @@ async def _day(model: Path, name: str, folder: Path, scale: Scale, tell: Callabl
     before_bytes = resident_bytes()
     forget_peak()
     delay = LoopDelay(kept=None)
-    with tempfile.TemporaryDirectory(prefix="serai-bench-sessions-", dir=folder) as store:
-        async with open_runtime(model, budget=budget_bytes, store=store) as rt, delay.measured():
-            began_s = time.perf_counter()
-            answers = await _live(rt, scripts, scale.working, tell)
-            took_s = time.perf_counter() - began_s
-            status = rt.status()
-            rss = (peak_resident_bytes() - before_bytes) / budget_bytes
-            delay_ms = 1e3 * delay.p99_s()
+    async with open_runtime(model, budget=budget_bytes, store=store) as rt, delay.measured():
+        began_s = time.perf_counter()
+        answers = await _live(rt, scripts, scale.working, tell)
+        took_s = time.perf_counter() - began_s
+        status = rt.status()
+        rss = (peak_resident_bytes() - before_bytes) / budget_bytes
+        delay_ms = 1e3 * delay.p99_s()
     fair = await _fairness(model, scale, tell)
     equal = await _solo(model, scripts, answers, scale, tell)
     prompts = sum(len(script.prompt) + len(script.tool_said) for script in scripts)
