@@ -5,9 +5,10 @@ columns in ascending order from 0; the finished block is multiplied by its scale
 running sum by one more, blocks ascending. Blocks also keep rounding errors small: they grow with 128 + K/128 terms
 instead of K.
 
-Two loops share that definition. With one row, four distant blocks of outputs are walked at once: memory gives its best
-with several streams, and four chains hide the latency. With more, eight columns of two blocks of outputs stay in
-registers while all rows pass by, so weights are read and decoded once for up to :data:`EXACT_ROWS` rows.
+Two loops here share that definition, :mod:`serai.kernels.exact_tiles` has a third. With one row, four distant blocks
+of outputs are walked at once: memory gives its best with several streams, and four chains hide the latency. With more,
+eight columns of two blocks of outputs stay in registers while all rows pass by, so weights are read and decoded once
+for up to :data:`EXACT_ROWS` rows.
 
 A format is given by three inlined functions and two sizes: ``eight(address)`` (eight columns as vectors of sixteen
 outputs), ``one(address)`` (one column; formats whose columns are a multiple of 8 never use it), ``scale(address)``, and

@@ -18,10 +18,12 @@ from serai.kernels.threads import parallel_for
 from serai.kernels.tiles import TILE_NUMBERS, TILE_VECTORS, tile_product
 
 _LEAST_ROWS, _LEAST_UNITS = 128, 16
-"""Rows and units of outputs from which on tiles are faster; fewer units can't be dealt out evenly. Decides no bits."""
+"""Rows and units of outputs from which on tiles are faster (measured with AVX-512); fewer units can't be dealt out
+evenly. Decides no bits."""
 
 _TILES = 256 // TILE_NUMBERS
-"""Tiles that pass by the same widened weights: their sums, 48 KB, stay in cache with these."""
+"""Tiles, of 256 rows, that pass by the same widened weights: their sums, 48 KB of sixteen lanes, stay in a second-level
+cache with these."""
 _WIDE_BYTES = PLAIN_BLOCK * TILE_VECTORS * LINE_BYTES
 _TILE_BYTES = TILE_NUMBERS * TILE_VECTORS * LINE_BYTES
 _SUMS_BYTES = _TILES * _TILE_BYTES

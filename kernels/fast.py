@@ -53,9 +53,13 @@ _TILE_LEAST = 12
 
 @inline
 def group_rows(count: int) -> int:
-    """Rows that pass by together when there are ``count``: groups alike, of a multiple of what the tile unit takes."""
+    """Rows that pass by together when there are ``count``: as few groups as can be, of about as many rows each."""
     groups = max(1, (count + FAST_ROWS - 1) // FAST_ROWS)
-    return ((count + groups - 1) // groups + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
+    rows = max(1, (count + groups - 1) // groups)
+    if HAS_TILES:
+        # Whole tiles, and an even number of them: see what `_tile_rows` says of pages.
+        return (rows + 2 * TILE_ROWS - 1) // (2 * TILE_ROWS) * (2 * TILE_ROWS)
+    return rows
 
 
 @thin

@@ -103,9 +103,9 @@ def silu16(x: Any) -> Any:
 
 @inline
 def tanh_fraction16(x: Any) -> Any:
-    """Hyperbolic tangent as a numerator and a denominator of 2 to e^20: a product of some needs only one division.
+    """Hyperbolic tangent as a numerator and a denominator of 2 to e^20 + 1: a product of some needs only one division.
 
-    (e^2x - 1) / (e^2x + 1) with e^2x = 2^n + 2^n (e^r - 1), of which 2^n - 1 is exact.
+    (e^2x - 1) / (e^2x + 1) with e^2x = 2^n + 2^n (e^r - 1); near 0, where the numerator must be precise, n is 0.
     """
     twice = vabs(x) + vabs(x)
     twice = select(twice > splat_f32(TANH_IS_ONE), splat_f32(TANH_IS_ONE), twice)

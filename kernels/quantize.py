@@ -34,11 +34,11 @@ from serai.kernels.simd import (
 )
 from serai.kernels.threads import parallel_for
 
-# Below this largest magnitude a block counts as zero: 127 / max would overflow. Any scale serves, and one that is a
-# normal number keeps the others of its rows within a range.
+# Below this largest magnitude a block counts as zero. Any scale serves then, and one that is a normal number keeps the
+# others of its rows within a range.
 _SMALLEST_BITS, _OF_ZEROS = int(np.float32(1e-30).view(np.int32)), np.float32(1.0)
 _INFINITY_BITS = 0x7F800000
-# Blocks, of about 40 ns each.
+# Blocks, of about 10 ns each.
 _WORTH_SPREADING = 1 << 7
 _TILE_ROWS, _TILE_GROUPS = 16, 16
 _NAN = float("nan")
@@ -48,15 +48,16 @@ SCALE_BITS = 4
 _BELOW_SCALE_BITS = (1 << (23 - SCALE_BITS)) - 1
 
 SCALE_RANGE_ROWS = 16
-"""Rows from which :func:`range_of_scales` tells something."""
+"""Rows from which :func:`range_of_scales` tells something: the lanes of a vector."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
     """R quantised rows of K columns, the rows of a block of columns side by side.
 
-    ``codes`` int8 ``[K/32, R, 32]``, ``scales`` float32 ``[K/32, R]``, ``starts`` int32 ``[2, K/32, R]``: -12 and -128
-    times the sum of a block's codes, what a dot with weights raised by 12 or 128 starts from.
+    ``codes`` int8 ``[K/32, R, 32]``, ``scales`` float32 ``[K/32, R]``, whose mantissas must have no more than
+    SCALE_BITS bits, ``starts`` int32 ``[2, K/32, R]``: -12 and -128 times the sum of a block's codes, what a dot with
+    weights raised by 12 or 128 starts from.
     """
 
     codes: NDArray[np.int8]
@@ -140,8 +141,8 @@ def range_of_scales(scales: int, pitch: int, groups: int, rows: int) -> Any:
         return np.int64(0), np.int64(0)
     low = high = i32_at(scales)
     for group in range(groups):
-        for row in range(0, rows, 16):
-            bits = i32_at(scales + 4 * (group * pitch + min(row, rows - 16)))
+        for row in range(0, rows, SCALE_RANGE_ROWS):
+            bits = i32_at(scales + 4 * (group * pitch + min(row, rows - SCALE_RANGE_ROWS)))
             low, high = vmin(low, bits), vmax(high, bits)
     return np.int64(hmin(low)), np.int64(hmax(high))
 

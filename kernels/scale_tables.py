@@ -42,7 +42,7 @@ _LOWEST_WEIGHTS, _LARGEST = 1 + SCALE_BITS, 254
 def products_are_exact(scale: Any, scales: Any, groups: int, scale_bytes: int, bits: Any) -> Any:
     """Whether all products of two blocks' scales with numbers in a range are normal numbers, or of a scale of 0.
 
-    ``bits`` are the lowest and the highest number's, ``scales`` two addresses.
+    ``bits`` are the lowest and the highest number's, whose mantissas have SCALE_BITS bits; ``scales`` two addresses.
     """
     low = high = splat_i32(_ONE)
     for at in range(0, scale_bytes * groups, scale_bytes):
@@ -102,7 +102,7 @@ def table_rows(
     tables: int,
 ) -> None:
     """:func:`serai.kernels.fast.few_rows` of TABLE_LEAST_ROWS rows and more that lie side by side, where
-    :func:`products_are_exact`; ``tables`` is the address of TABLES_BYTES."""
+    :func:`products_are_exact`; the list in ``x`` must be 0, and ``tables`` is the address of TABLES_BYTES."""
     block_bytes, scale_bytes = sizes
     w0, w1 = weights
     s0, s1 = scales

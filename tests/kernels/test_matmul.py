@@ -11,7 +11,7 @@ from serai.kernels.matrix import Matrix
 from tests.kernels.simd_paths import digest, on_every_path
 from tests.kernels.test_matrix import mxfp4
 
-WIDE, MANY = (800, 300), 131
+WIDE, MANY = (770, 300), 263
 """Outputs and columns, and rows, that plain weights multiply in tiles."""
 SHAPES = [(1, 1), (16, 7), (37, 33), (64, 128), (100, 300), (161, 1001), WIDE]
 MXFP4_SHAPES = [(1, 32), (37, 96), (161, 992)]

@@ -292,6 +292,19 @@ def test_a_pair_has_the_same_bits_in_any_company(weight_format: Format, latent: 
     np.testing.assert_array_equal(shuffled, together.reshape(150, 2, -1)[order])
 
 
+@pytest.mark.parametrize(("weight_format", "latent", "inner", "fast"), KINDS)
+def test_more_rows_than_pass_by_together_and_none(weight_format: Format, latent: int, inner: int, fast: bool) -> None:
+    """Two experts with 150 rows each, and between them one that nobody picked."""
+    made = Experts(weight_format, latent, inner, 3)
+    x, ids = normal(300, latent), np.repeat(np.array([[0], [2]], np.int32), 150, axis=0)
+    quantised = (Quantized.empty(300, latent), Quantized.empty(300, inner)) if fast else None
+    pairs, mid, y = np.arange(300, dtype=np.int32), unset(300, inner), unset(300, latent)
+    start = np.array([0, 150, 150, 300], np.int32)
+    experts(x, 0, made.layout, made.addresses, start, pairs, 1, SITU, mid, y, fast=fast, quantised=quantised)
+    for some in (slice(0, 9), slice(145, 155), slice(291, 300)):
+        np.testing.assert_array_equal(made.run(x[some], ids[some], SITU, fast), y[some])
+
+
 @pytest.mark.parametrize("codes", [(0, 30), (100, 140), (127, 128), (220, 256)])
 @pytest.mark.parametrize("size", [1e-29, 1.0, 1e30])
 def test_scales_of_any_size_have_the_same_bits_in_any_company(codes: tuple[int, int], size: float) -> None:
