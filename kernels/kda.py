@@ -149,7 +149,7 @@ def _pass_block(
 
 @inline
 def _gated_norm(layer: KdaLayer, row: int, head: int, o: int) -> None:
-    """o / rms(o) * weight * sigmoid(gate) of one head of one token to its place in `out`, which may be `o`."""
+    """o / rms(o) * weight * sigmoid(gate) of one head of one token to its place in `out`."""
     head_dim = layer.head_dim
     out = addr(layer.out, row * layer.out.shape[1] + layer.out_col + head * head_dim)
     gate = addr(layer.gate_src, row * layer.gate_src.shape[1] + layer.gate_col + head * head_dim)

@@ -56,11 +56,13 @@ def most_alike(ids: NDArray[np.int32], end: int, own: int, pattern: int, longest
     best, most, place = 0, 0, end
     for _ in range(places):
         place = _latest(ids, 0, end, pattern, place)
-        if place == 0 or most == longest:
+        if place == 0:
             break
         alike = _alike(ids, place, end, min(place, own, longest))
         if alike > most:
             best, most = place, alike
+        if most == longest:
+            break
     return best
 
 

@@ -1,14 +1,14 @@
 """Many rows by 8-bit weights, with the products of scales looked up.
 
 A block of 32 columns costs a row eight dots, then a product of two scales and a multiply-add. All ten wait for the same
-units, so a fifth of the time of a long product goes into scales. A row's scale has a mantissa of four bits
-(:mod:`serai.kernels.quantize`): sixteen scales of weights have only sixteen products with it, but for a power of two.
+units, so a fifth of the time of a long product goes into scales. A row's scale has a mantissa of five bits
+(:mod:`serai.kernels.quantize`): sixteen scales of weights have only 32 products with it, but for a power of two.
 These are written down once for all rows that pass by, and a row's power of two is added to the bits of its entry by
 units that have time. An entry holds the product's bits less the mantissa's, so that the row's scale can be added as it
 is. Weights' scales are bfloat16, so all these products are exact: the same numbers as :func:`serai.kernels.fast.times`
 gives, as long as none leaves the normal range.
 
-The entries of the next block are written beside the first sixteen rows of this one: in one go, storing them would hold
+The entries of the next block are written beside the first 32 rows of this one: in one go, storing them would hold
 up the dots.
 """
 
@@ -34,7 +34,7 @@ _STEP = 1 << (23 - SCALE_BITS)
 # Of a scale's third byte: the exponent's last bit, the mantissa's first.
 _TO_MANTISSA = 7 - SCALE_BITS
 _BIAS = 127
-# A sixteenth of a scale must be a normal number too: entries grow by it.
+# A 32nd of a scale must be a normal number too: entries grow by it.
 _LOWEST_WEIGHTS, _LARGEST = 1 + SCALE_BITS, 254
 
 

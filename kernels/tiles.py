@@ -76,7 +76,7 @@ def tile_product(
     next within a step, bytes from step to step)`; vectors are `vector_step` apart from step to step. `target` holds
     T x V vectors. With `factors` (2 x V vectors) the sums are merged: target * factors[0, v] + sum * factors[1, v].
 
-    `parted = (more, left, apart)`: `more` steps follow the `steps` that not all lanes take. The first `left` lanes
+    `parted = (more, left, apart)`: after the `steps` come `more`, which not all lanes take. The first `left` lanes
     leave out the first number of these, `apart` lanes more every next one; what it holds touches nothing of them. Of a
     pair, a lane may leave out the second alone: it takes 0 for it.
     """

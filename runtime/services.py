@@ -74,7 +74,7 @@ class Services:
     session_bytes: int = 0
     """What each session is counted with beside its state and its token ids."""
     now_s: Callable[[], float] = time.monotonic
-    """The event loop's clock, asked directly: several times a token, and by way of the loop it takes microseconds."""
+    """asyncio's clock, asked directly: several times a token, and by way of the loop it takes microseconds."""
     events: EventFeed = field(default_factory=EventFeed)
     loop_delay: LoopDelay = field(default_factory=LoopDelay)
     returning: Returning = field(default_factory=Returning)

@@ -80,6 +80,9 @@ def tool_claim(waits: Sequence[ToolWait]) -> Claim:
     worst = max(one.cost for one in waits)
     holds = worst <= MOST_COST and all(one.same for one in waits)
     detail = "; ".join(one.sentence() for one in waits)
+    detail += (
+        "; just after thousands of files were deleted ext4 creates one more slowly, and moving out takes up to twice"
+    )
     return Claim("tool_wait_cost", worst, "of reading it again", f"<= {MOST_COST:g}", holds, detail)
 
 

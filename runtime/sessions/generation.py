@@ -339,7 +339,8 @@ class Generation:
             return [], False
         room = self._services.driver.limits.step_rows - 1  # a wrong guess makes one token more known than were guessed
         left = min(self._params.max_tokens - self._count, self._services.max_positions - position, room) - 1
-        return self._before_the_end(guesses[: max(left - 1, 0)]), bool(forced)
+        guesses = guesses[: max(left - 1, 0)]
+        return self._before_the_end(guesses), bool(forced and guesses)
 
     def _before_the_end(self, guesses: Sequence[int]) -> list[int]:
         """Those before the first one that would end the generation: nothing may be read after that."""

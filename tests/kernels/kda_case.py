@@ -14,6 +14,8 @@ F64 = NDArray[np.float64]
 
 PAD = 5
 """Floats before the layer's parts in a block and columns around them in a row: other layers', not to be touched."""
+BEHIND = 1024
+"""Floats behind the scratch, which must stay NaN."""
 
 
 def aligned(n: int) -> F32:
@@ -132,7 +134,8 @@ class Case:
         out = np.full((rows, c + 2 * PAD), np.nan, np.float32)
         starts = np.cumsum([0, *(len(inputs) for inputs, _ in segments)])
         blocks = [aligned(self.block_floats) for _ in segments]
-        scratch = np.full(kda_scratch_floats(self.head_dim, scratch_threads or threads.threads()), np.nan, np.float32)
+        floats = kda_scratch_floats(self.head_dim, scratch_threads or threads.threads())
+        memory = np.full(floats + BEHIND, np.nan, np.float32)
         kda(
             proj,
             columns[1],
@@ -159,8 +162,9 @@ class Case:
             self.conv_offset,
             out,
             PAD,
-            scratch,
+            memory[:floats],
         )
+        assert np.isnan(memory[floats:]).all()
         assert np.isnan(out[:, :PAD]).all()
         assert np.isnan(out[:, -PAD:]).all()
         for block in blocks:

@@ -14,6 +14,8 @@ from serai.kernels.mla_line import mla_scratch_floats
 F32 = NDArray[np.float32]
 LAYERS, LAYER = 3, 1
 """Layers in a page, and the one under test; the others must stay NaN."""
+BEHIND = 1024
+"""Floats behind the scratch, which must stay NaN too."""
 
 
 @dataclass
@@ -114,9 +116,11 @@ def run(spans: list[Span], slots: int | None = None) -> list[F32]:
     s, tables = spans[0][0], Tables(spans)
     q = np.concatenate([session.queries[first:last] for session, first, last in spans])
     out = np.full((len(q), s.heads * s.kv_lora), np.nan, np.float32)
-    scratch = np.full(mla_scratch_floats(s.kv_lora, s.rope, slots or threads.threads()), np.nan, np.float32)
+    floats = mla_scratch_floats(s.kv_lora, s.rope, slots or threads.threads())
+    memory = np.full(floats + BEHIND, np.nan, np.float32)
     where = (tables.starts, tables.positions, tables.pages, tables.page_starts, s.page_tokens, s.place, s.latent_bytes)
-    attend(q, s.score_scale, s.heads, s.kv_lora, s.rope, *where, s.pairs, out, scratch)
+    attend(q, s.score_scale, s.heads, s.kv_lora, s.rope, *where, s.pairs, out, memory[:floats])
+    assert np.isnan(memory[floats:]).all()
     return [out[a:b].copy() for a, b in zip(tables.starts[:-1].tolist(), tables.starts[1:].tolist(), strict=True)]
 
 

@@ -48,9 +48,9 @@ def test_codes_are_the_nearest_multiples_of_the_scale(size: float) -> None:
     q = quantized(x)
     blocks = x.reshape(5, 5, 32).transpose(1, 0, 2).astype(np.float64)
     largest = np.abs(blocks).max(-1)
-    np.testing.assert_array_equal(q.scales.view(np.uint32) & 0x7FFFF, 0)  # a mantissa of four bits
+    np.testing.assert_array_equal(q.scales.view(np.uint32) & 0x3FFFF, 0)  # a mantissa of five bits
     assert (q.scales >= largest / 127 * (1 - 1e-6)).all()
-    assert (q.scales < largest / 127 * (1 + 1 / 16)).all()
+    assert (q.scales < largest / 127 * (1 + 1 / 32)).all()
     assert (np.abs(q.codes - blocks / q.scales[..., np.newaxis]) <= 0.50002).all()
     sums = q.codes.sum(-1, dtype=np.int64)
     np.testing.assert_array_equal(q.starts, np.stack([-12 * sums, -128 * sums]))

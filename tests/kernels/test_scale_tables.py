@@ -42,16 +42,16 @@ def test_many_rows_have_the_bits_of_one(weights_size: float, size: float) -> Non
 
 
 def test_every_mantissa_is_looked_up_where_it_lies() -> None:
-    """A block's scale is its largest value over 127, so 127 * (1 + m / 16) gives every mantissa there is."""
+    """A block's scale is its largest value over 127, so 127 * (1 + m / 32) gives every mantissa there is."""
     w = matrix.pack_q8(normal(32, 64, seed=1))
-    largest = 127 * (1 + np.arange(32) % 16 / np.float32(16)) * np.exp2(np.arange(32) // 16 - 3)
-    x = normal(32, 64)
+    largest = 127 * (1 + np.arange(64) % 32 / np.float32(32)) * np.exp2(np.arange(64) // 32 - 3)
+    x = normal(64, 64)
     x[:, [0, 32]] = largest[:, np.newaxis]
-    q = Quantized.empty(32, 64)
+    q = Quantized.empty(64, 64)
     quantize_rows(x, 0, q)
     np.testing.assert_array_equal(q.scales, np.tile(largest / 127, (2, 1)).astype(np.float32))
     dense = matrix.unpack(w)[0].astype(np.float64)
-    seen = (q.codes * q.scales[:, :, np.newaxis].astype(np.float64)).transpose(1, 0, 2).reshape(32, 64)
+    seen = (q.codes * q.scales[:, :, np.newaxis].astype(np.float64)).transpose(1, 0, 2).reshape(64, 64)
     np.testing.assert_allclose(product(x, w), seen @ dense.T, rtol=0, atol=1e-6 * np.abs(seen).max() * 64)
     np.testing.assert_array_equal(product(x, w), one_by_one(x, w))
 
@@ -111,8 +111,8 @@ def test_scales_are_looked_up_only_within_the_normal_numbers() -> None:
     assert not are_exact(2.0**-60, 2.0**-67, 1.0)
     assert are_exact(2.0**60, 1.0, 2.0**66)
     assert not are_exact(2.0**60, 1.0, 2.0**67)
-    assert are_exact(2.0**-122, 1.0, 1.0)  # the entries grow by sixteenths
-    assert not are_exact(2.0**-123, 1.0, 1.0)
+    assert are_exact(2.0**-121, 1.0, 1.0)  # the entries grow by 32nds
+    assert not are_exact(2.0**-122, 1.0, 1.0)
     assert not are_exact(np.nan, 1.0, 1.0)
     assert not are_exact(np.inf, 1.0, 1.0)
     assert not are_exact(1.0, 1.0, np.inf)

@@ -88,43 +88,64 @@ def relative_error(want: NDArray[np.float32], got: NDArray[np.float32]) -> float
     return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 
+@pytest.fixture
+def routed(monkeypatch: pytest.MonkeyPatch) -> list[NDArray[np.int32]]:
+    """The experts that each layer's rows went to, appended as they are routed."""
+    picks: list[NDArray[np.int32]] = []
+    route_rows = mixture.route_rows
+
+    def route_and_tell(*arguments: Any) -> None:
+        route_rows(*arguments)
+        picks.append(arguments[4].copy())
+
+    monkeypatch.setattr(mixture, "route_rows", route_and_tell)
+    return picks
+
+
+def that_stayed(routed: list[NDArray[np.int32]], rows: int) -> NDArray[np.bool_]:
+    """Which rows of the layer just done went to the same experts in both models; all of them if it has none."""
+    stayed = (routed[0] == routed[1]).all(axis=1) if routed else np.ones(rows, bool)
+    routed.clear()
+    return stayed
+
+
 @pytest.mark.parametrize("trunk", Trunk)
-def test_no_layer_of_fast_is_off_by_more_than_a_hundredth(trunk: Trunk) -> None:
-    """Each layer gets what `exact` gave the one before. Both hold the same trunk: this is about activations alone."""
+def test_no_layer_of_fast_is_off_by_more_than_a_hundredth(trunk: Trunk, routed: list[NDArray[np.int32]]) -> None:
+    """Each layer gets what `exact` gave the one before. Both hold the same trunk: this is about activations alone, of
+    rows that went to the same experts; near ties tip a few."""
     exact, fast = nano(Precision.EXACT, trunk), nano(Precision.FAST, trunk)
-    errors = [relative_error(want, got) for want, got in layer_by_layer(exact, fast, held_out(128))]
+    errors = []
+    for want, got in layer_by_layer(exact, fast, held_out(128)):
+        stayed = that_stayed(routed, len(want))
+        assert np.count_nonzero(~stayed) <= 3
+        errors.append(relative_error(want[stayed], got[stayed]))
     print("relative errors", [f"{error:.4f}" for error in errors])
     assert len(errors) == exact.model.config.num_layers
     assert 0 < max(errors) <= MOST_LAYER_ERROR
 
 
 def test_a_random_models_large_errors_are_rows_that_went_to_other_experts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, routed: list[NDArray[np.int32]]
 ) -> None:
     """Random experts have nothing in common, so where attention's bfloat16 tips a router's near tie, a row is another.
 
     The rows that stayed with their experts are off by what 8-bit activations cost with random weights, about 1 %.
     """
-    routed: list[NDArray[np.int32]] = []
-
-    def route_and_tell(*arguments: Any) -> None:
-        route_rows(*arguments)
-        routed.append(arguments[4].copy())
-
-    route_rows = mixture.route_rows
-    monkeypatch.setattr(mixture, "route_rows", route_and_tell)
-    write_tiny_model(tmp_path / "m", SMALL, seed=2)
-    exact, fast = (
-        load_model(find_model(tmp_path / "m"), precision, max_rows=128)
-        for precision in (Precision.EXACT, Precision.FAST)
-    )
-    tokens = np.random.default_rng(2).integers(0, SMALL.vocab, 128).astype(np.int32)
     large = 0
-    for want, got in layer_by_layer(exact, fast, tokens):
-        stayed = (routed[0] == routed[1]).all(axis=1) if routed else np.ones(len(tokens), bool)
-        routed.clear()
-        assert relative_error(want[stayed], got[stayed]) <= MOST_RANDOM_LAYER_ERROR
-        if relative_error(want, got) > MOST_RANDOM_LAYER_ERROR:
-            large += 1
-            assert 0 < np.count_nonzero(~stayed) <= 2
+    for seed in (0, 8, 13):  # 8 and 13 tip a row, of the first fourteen
+        write_tiny_model(tmp_path / f"{seed}", SMALL, seed=seed)
+        exact, fast = (
+            load_model(find_model(tmp_path / f"{seed}"), precision, max_rows=128)
+            for precision in (Precision.EXACT, Precision.FAST)
+        )
+        tokens = np.random.default_rng(seed).integers(0, SMALL.vocab, 128).astype(np.int32)
+        for want, got in layer_by_layer(exact, fast, tokens):
+            stayed = that_stayed(routed, len(want))
+            assert relative_error(want[stayed], got[stayed]) <= MOST_RANDOM_LAYER_ERROR
+            if relative_error(want, got) > MOST_RANDOM_LAYER_ERROR:
+                large += 1
+                assert 0 < np.count_nonzero(~stayed) <= 3
+        exact.model.close()
+        fast.model.close()
+    print(f"{large} layers with large errors")
     assert large > 0
