@@ -3,6 +3,8 @@
 import json
 from enum import Enum, auto
 
+from serai.runtime.chat.json_text import json_value
+
 
 class Form(Enum):
     """How a call gives its arguments: not yet, as members of an object, or as JSON text of its own."""
@@ -63,11 +65,7 @@ def _quoted(text: str) -> str:
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text, parse_constant=_refuse)
+        json_value(text)
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")  # Python's parser would take NaN and Infinity; a client's would not

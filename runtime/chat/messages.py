@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, cast
 
 from serai.runtime.chat.errors import PromptInvalid
+from serai.runtime.chat.json_text import json_value
 from serai.runtime.chat.segments import require_unicode
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
@@ -47,7 +48,7 @@ class ToolCall:
         if not self.arguments.strip():
             return {}
         try:
-            value = json.loads(self.arguments)
+            value = json_value(self.arguments)
         except (ValueError, RecursionError):  # a number of 5,000 digits and 5,000 open brackets included
             return None
         if not isinstance(value, dict):

@@ -1,26 +1,22 @@
 """Reading JSON from strangers: each field with its type and range, errors naming the field and the value."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from serai.runtime.chat.json_text import json_value
 from serai.runtime.server.errors import invalid
 
 
 def read_object(body: bytes) -> dict[str, Any]:
     """A request's body as a JSON object."""
     try:
-        value = json.loads(body, parse_constant=_no_constant)
+        value = json_value(body)
     except (ValueError, RecursionError) as error:
         raise invalid(None, f"the body is no JSON: {str(error)[:200]}") from None
     if not isinstance(value, dict):
         raise invalid(None, f"the body must be a JSON object, not {kind_of(value)}")
     return value
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def kind_of(value: object) -> str:

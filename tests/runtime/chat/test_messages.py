@@ -89,6 +89,8 @@ def test_arguments_that_are_json_but_no_object_are_refused(arguments: Any) -> No
         ({"a": [1, "é"]}, '{"a": [1, "é"]}', {"a": [1, "é"]}),
         ("[" * 100_000, "[" * 100_000, None),
         ('{"n": ' + "9" * 5000 + "}", '{"n": ' + "9" * 5000 + "}", None),
+        ('{"n": -1e999}', '{"n": -1e999}', None),
+        ('{"n": NaN}', '{"n": NaN}', None),
     ],
 )
 def test_broken_or_missing_arguments_are_kept_as_they_are(arguments: Any, text: str, value: Any) -> None:

@@ -175,6 +175,16 @@ async def test_why_a_reply_ended() -> None:
         assert cut["usage"]["output_tokens"] == 2
 
 
+async def test_a_number_beyond_all_numbers_is_told_as_text() -> None:
+    """A model may write one where a schema allows any number, and JSON has no form for what Python reads it as."""
+    arguments = '{"at": 1e999}'
+    call = f"<|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
+    reply = f"<|tool_calls_section_begin|>{call}<|tool_calls_section_end|>!"
+    async with serving_model(ReplyModel(lambda prompt: reply, family=K2)) as client:
+        message = await client.post(PATH, asks(user("hi"), tools=TOOLS))
+        assert message["content"][-1]["input"] == {UNPARSED: arguments}
+
+
 @pytest.mark.parametrize("family", [K2, K3])
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "look"}])
 async def test_a_call_that_must_come_comes(choice: dict[str, Any], family: str) -> None:
