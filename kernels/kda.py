@@ -196,9 +196,8 @@ def _begin_step(layer: KdaLayer, task: int, slot: int, before: int, before_slot:
         write_and_read_head(old, new, before_slot, before_slot + 4 * token_floats(COLUMNS), source, slot, sums, ahead)
     else:
         read_head(source, slot, sums, ahead)
-    o = slot + VALUE * 4 * padded(COLUMNS)
-    answer_head(slot, sums, o)
-    _gated_norm(layer, row, head, o)
+    answer_head(slot, sums)
+    _gated_norm(layer, row, head, slot + VALUE * 4 * padded(COLUMNS))
     tails = layer.state_out[segment] + 4 * layer.conv_offset
     _write_tails(layer, q, k, v, segment, head, 1, tails % LINE_BYTES == 0)
 

@@ -24,7 +24,7 @@ _STREAMS = 3
 # hardware to see a pattern in.
 AHEAD = 2
 
-# Rows of a prepared token.
+# Rows of a prepared token. Once it has passed through the state, its output is where its value was.
 DECAY, KEY, DECAYED_KEY, DECAYED_QUERY, VALUE, NUMBERS = range(6)
 
 

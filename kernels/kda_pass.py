@@ -61,15 +61,16 @@ def write_and_read_head(
 
 
 @inline
-def answer_head(token: int, sums: int, out: int) -> None:
-    """From w and z in `sums`: u there, and o to `out`."""
+def answer_head(token: int, sums: int) -> None:
+    """From w and z in `sums`: u there, and o in the place of v."""
     step = 4 * padded(COLUMNS)
     beta = splat_f32(scalar_f32_at(token + NUMBERS * step))
     qk = splat_f32(scalar_f32_at(token + NUMBERS * step + 4))
     for c in range(0, _ROW_BYTES, LINE_BYTES):
-        u = beta * (f32_at(token + VALUE * step + c) - f32_at(sums + _ROW_BYTES + c))
+        v = token + VALUE * step + c
+        u = beta * (f32_at(v) - f32_at(sums + _ROW_BYTES + c))
         store_at(sums + c, u)
-        store_at(out + c, fma(qk, u, f32_at(sums + 2 * _ROW_BYTES + c)))
+        store_at(v, fma(qk, u, f32_at(sums + 2 * _ROW_BYTES + c)))
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]

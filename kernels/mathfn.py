@@ -29,8 +29,8 @@ ROUNDER_BITS = 0x4B400000
 # Below the first exp rounds to 0, above the second to infinity; beyond them the exponent arithmetic would wrap.
 EXP_LOWEST = -104.0
 EXP_HIGHEST = 89.0
-# From x = 10 on tanh rounds to 1; this bound on 2 x keeps products of tanh's fractions finite.
-TANH_IS_ONE = 20.0
+# From here on tanh rounds to 1; bounding it keeps products of its fractions finite.
+TANH_IS_ONE = 10.0
 
 
 @define
@@ -107,8 +107,8 @@ def tanh_fraction16(x: Any) -> Any:
 
     (e^2x - 1) / (e^2x + 1) with e^2x = 2^n + 2^n (e^r - 1); near 0, where the numerator must be precise, n is 0.
     """
-    twice = vabs(x) + vabs(x)
-    twice = select(twice > splat_f32(TANH_IS_ONE), splat_f32(TANH_IS_ONE), twice)
+    size = select(vabs(x) > splat_f32(TANH_IS_ONE), splat_f32(TANH_IS_ONE), vabs(x))
+    twice = size + size
     shifted = fma(twice, splat_f32(LOG2_E), splat_f32(ROUNDER))
     power = as_f32((as_i32(shifted) + (127 - ROUNDER_BITS)) << 23)
     rest = power * _exp_less_one16(twice, shifted - splat_f32(ROUNDER))
