@@ -48,7 +48,9 @@ _LATENT_DTYPES: Final[dict[LatentType, np.dtype[Any]]] = {
 class StateLayout:
     """The shapes of one session's state; zero layers of either kind are allowed.
 
-    `kda_shape` is `(layers, heads, key_dim, value_dim)`, `conv_shape` is `(layers, 3, taps, width)`.
+    `kda_shape` is `(layers, panels, key_dim, columns)`: a head's matrix is cut into panels of so many value columns, as
+    the model has them in memory; in what earlier builds stored, a panel is a whole head. `conv_shape` is `(layers, 3,
+    taps, width)`.
     """
 
     kda_shape: tuple[int, int, int, int]
@@ -126,7 +128,7 @@ class LatentPage:
 class Snapshot:
     """A session's whole state at one token position.
 
-    Shapes follow `layout`: `kda` float32 `[layers, heads, key_dim, value_dim]`, `conv` float32 `[layers, 3, taps,
+    Shapes follow `layout`: `kda` float32 `[layers, panels, key_dim, columns]`, `conv` float32 `[layers, 3, taps,
     width]`, pages as `LatentPage`, `logits` float32 `[vocab]` of the next token, `None` exactly at position 0. Arrays
     may be strided views: only the elements they show are ever stored. Token ids are kept by nodes, not here.
     """

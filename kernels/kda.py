@@ -8,10 +8,10 @@ and the strength beta), with S the head's state `[D_key, D_value]`:
     S <- a S + k u'                    a second pass, from cache
     o = z + (q.k) u                    which spares a pass over the new state
 
-and the gated norm of o. Columns of S never meet, so a panel of 64 of them (32 KB at D = 128) stays in cache while a
-block of tokens passes through it in order: the operations, and so the bits, of one token at a time. The first token
-reads the session's old block and the last one writes its new block, which makes the copy that a fork needs free;
-while a large state is written, the next head's is fetched.
+and the gated norm of o. Columns of S never meet, so a state lies in panels of sixteen columns, and a few of them stay
+in cache while a block of tokens passes through in order: the operations, and so the bits, of one token at a time. The
+first token reads the session's old block and the last one writes its new block, which makes the copy that a fork needs
+free. One token of states that come from memory has a pass of its own, `kernels/kda_pass.py`.
 
 Every sum runs over key channels in ascending order (w, z) or over sixteen lanes of ascending channels and then by
 halves (norms, q.k), whatever else is in the batch.
@@ -23,36 +23,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.kernels import threads
-from serai.kernels.atomic import atomic_add, atomic_store
 from serai.kernels.compile import inline, kernel
 from serai.kernels.kda_inputs import (
     NUMBERS,
     TAPS,
     VALUE,
     KdaLayer,
-    ask_for_inputs,
+    ask_for_next,
     padded,
     prepare,
     stream_of,
     token_floats,
     write_tail,
 )
-from serai.kernels.kda_pass import (
-    COLUMNS,
-    HAS_WIDE_PASS,
-    SUMS_BYTES,
-    answer_head,
-    read_head,
-    write_and_read_head,
-    write_head,
-)
-from serai.kernels.kda_state import PANEL, tokens_16, tokens_64
+from serai.kernels.kda_pass import BUNDLE, step_heads
+from serai.kernels.kda_state import TOGETHER, state_floats, through_four, through_one
 from serai.kernels.lanes import LINE_BYTES, fill_zero, load_lanes, store_lanes, stream_fence, sum_of_squares
 from serai.kernels.mathfn import sigmoid16
 from serai.kernels.memory import addr
 from serai.kernels.norms import inverse_rms
 from serai.kernels.simd import splat_f32
-from serai.kernels.threads import parallel_for
+from serai.kernels.threads import deal, parallel_for, take, take_some
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -73,15 +64,15 @@ SPREAD_WORK = 1 << 15
 
 @inline
 def _slot_floats(head_dim: int) -> int:
-    """Scratch of one thread: a head's state in panels, a row of zeros, the prepared tokens."""
-    return padded(head_dim) * (head_dim + 1) + BLOCK_TOKENS * token_floats(head_dim)
+    """Scratch of one thread: a head's state, a row of zeros, the prepared tokens."""
+    return state_floats(head_dim) + padded(head_dim) + BLOCK_TOKENS * token_floats(head_dim)
 
 
 def kda_scratch_floats(head_dim: int, thread_count: int) -> int:
     """Length of the float32 `scratch` of `kda`. Nothing needs to be in it, and nothing of use is left in it."""
     width = -(-head_dim // 16) * 16
     slot = width * (head_dim + 1) + BLOCK_TOKENS * (NUMBERS * width + 16)
-    return 32 + thread_count * slot
+    return 16 + thread_count * (16 + slot)
 
 
 @inline
@@ -89,61 +80,41 @@ def _old_state(layer: KdaLayer, segment: int, head: int) -> Any:
     """Byte address of a head's state before the call; 0 in an empty session."""
     block = layer.state_in[segment]
     if block:
-        return block + 4 * (layer.kda_offset + head * layer.head_dim * layer.head_dim)
+        return block + 4 * (layer.kda_offset + head * state_floats(layer.head_dim))
     return 0
 
 
 @inline
-def _pass_block(
-    layer: KdaLayer,
-    segment: int,
-    head: int,
-    first: int,
-    count: int,
-    panels: int,
-    tokens: int,
-    past_cache: bool,
-    ahead: int,
-) -> None:
-    """`count` prepared tokens, from the call's token `first`, through all columns of a head.
+def _new_state(layer: KdaLayer, segment: int, head: int) -> Any:
+    """Byte address of a head's state after the call."""
+    return layer.state_out[segment] + 4 * (layer.kda_offset + head * state_floats(layer.head_dim))
 
-    Between blocks of tokens the state waits in `panels`, one after the other.
+
+@inline
+def _pass_block(
+    layer: KdaLayer, segment: int, head: int, first: int, count: int, waiting: int, tokens: int, past_cache: bool
+) -> None:
+    """`count` prepared tokens, from the call's token `first`, through all panels of a head.
+
+    Between blocks of tokens the state lies at `waiting`.
     """
     head_dim = layer.head_dim
-    is_last = first + count == layer.seg_start[segment + 1] - layer.seg_start[segment]
-    new = layer.state_out[segment] + 4 * (layer.kda_offset + head * head_dim * head_dim)
-    old = _old_state(layer, segment, head)
+    source, target = waiting, waiting
+    if first == 0:
+        source = _old_state(layer, segment, head)
+        if not source:
+            fill_zero(waiting, state_floats(head_dim))
+            source = waiting
+    if first + count == layer.seg_start[segment + 1] - layer.seg_start[segment]:
+        target = _new_state(layer, segment, head)
     column = 0
     while column < head_dim:
-        is_wide = head_dim - column >= PANEL
-        panel = panels + 4 * column * head_dim
-        panel_bytes = 4 * PANEL if is_wide else LINE_BYTES
-        source, source_bytes = panel, panel_bytes
-        if first == 0 and old:
-            source, source_bytes = old + 4 * column, 4 * head_dim
-        elif first == 0:
-            fill_zero(panel, panel_bytes // 4 * head_dim)
-        target, target_bytes = panel, panel_bytes
-        if is_last:
-            target, target_bytes = new + 4 * column, 4 * head_dim
-        if is_wide:
-            asked = ahead + 4 * column * head_dim
-            tokens_64(
-                source,
-                source_bytes,
-                panel,
-                target,
-                target_bytes,
-                tokens,
-                count,
-                head_dim,
-                column,
-                past_cache,
-                asked,
-            )
-            column += PANEL
+        at = 4 * column * head_dim
+        if padded(head_dim) - column >= 16 * TOGETHER:
+            through_four(source + at, waiting + at, target + at, tokens, count, head_dim, column, past_cache)
+            column += 16 * TOGETHER
         else:
-            tokens_16(source, source_bytes, panel, target, target_bytes, tokens, count, head_dim, column)
+            through_one(source + at, waiting + at, target + at, tokens, count, head_dim, column)
             column += 16
 
 
@@ -164,57 +135,55 @@ def _gated_norm(layer: KdaLayer, row: int, head: int, o: int) -> None:
 @inline
 def _streams(layer: KdaLayer, segment: int) -> Any:
     """Whether a segment's new state is written past the cache."""
-    state_bytes = 4 * layer.heads * layer.head_dim * layer.head_dim
+    state_bytes = 4 * layer.heads * state_floats(layer.head_dim)
     new = layer.state_out[segment] + 4 * layer.kda_offset
-    return state_bytes >= STREAM_BYTES and (new | (4 * layer.head_dim)) % LINE_BYTES == 0
+    return state_bytes >= STREAM_BYTES and new % LINE_BYTES == 0
 
 
 @inline
 def _is_one_step(layer: KdaLayer, segment: int) -> Any:
-    """Whether a segment is one token after a state, of heads for which `kernels/kda_pass.py` is made."""
-    if not HAS_WIDE_PASS or layer.head_dim != COLUMNS or layer.state_in[segment] == 0:
+    """Whether a segment is one token after a state that lies in memory rather than in cache."""
+    if layer.state_in[segment] == 0:
         return False
     return layer.seg_start[segment + 1] - layer.seg_start[segment] == 1 and _streams(layer, segment)
 
 
 @inline
-def _begin_step(layer: KdaLayer, task: int, slot: int, before: int, before_slot: int, ahead: int) -> None:
-    """Read the head of a one-token task and answer, writing beside it that of the task `before` (-1: none).
-
-    A slot holds a task's prepared token and its sums.
-    """
+def _streams_of(layer: KdaLayer, task: int, zeros: int) -> Any:
+    """The inputs of q, k and v of a segment's head."""
     segment, head = task // layer.heads, task % layer.heads
-    row = layer.seg_start[segment]
-    sums = slot + 4 * token_floats(COLUMNS)
-    q = stream_of(layer, 0, layer.q_col, segment, head, 0)
-    k = stream_of(layer, 1, layer.k_col, segment, head, 0)
-    v = stream_of(layer, 2, layer.v_col, segment, head, 0)
-    prepare(layer, q, k, v, 0, row, head, slot)
-    source = _old_state(layer, segment, head)
-    if before >= 0:
-        old, new = _step_addresses(layer, before)
-        write_and_read_head(old, new, before_slot, before_slot + 4 * token_floats(COLUMNS), source, slot, sums, ahead)
-    else:
-        read_head(source, slot, sums, ahead)
-    answer_head(slot, sums)
-    _gated_norm(layer, row, head, slot + VALUE * 4 * padded(COLUMNS))
+    return (
+        stream_of(layer, 0, layer.q_col, segment, head, zeros),
+        stream_of(layer, 1, layer.k_col, segment, head, zeros),
+        stream_of(layer, 2, layer.v_col, segment, head, zeros),
+    )
+
+
+@inline
+def _prepare_step(layer: KdaLayer, task: int, token: int) -> None:
+    """Prepare the token of a one-token task and write its tails; asks for what its neighbour needs."""
+    segment, head, head_bytes = task // layer.heads, task % layer.heads, 4 * layer.head_dim
+    q, k, v = _streams_of(layer, task, 0)
+    ask_for_next(q, head_bytes)
+    ask_for_next(k, head_bytes)
+    ask_for_next(v, head_bytes)
+    prepare(layer, q, k, v, 0, layer.seg_start[segment], head, token)
     tails = layer.state_out[segment] + 4 * layer.conv_offset
-    _write_tails(layer, q, k, v, segment, head, 1, tails % LINE_BYTES == 0)
+    _write_tails(layer, q, k, v, segment, head, 1, (tails | head_bytes) % LINE_BYTES == 0)
 
 
 @inline
-def _step_addresses(layer: KdaLayer, task: int) -> Any:
-    """A head's state before and after the call."""
-    segment, head = task // layer.heads, task % layer.heads
-    new = layer.state_out[segment] + 4 * (layer.kda_offset + head * COLUMNS * COLUMNS)
-    return _old_state(layer, segment, head), new
-
-
-@inline
-def _end_step(layer: KdaLayer, task: int, slot: int) -> None:
-    """Write the head of a task that `_begin_step` has read."""
-    old, new = _step_addresses(layer, task)
-    write_head(old, new, slot, slot + 4 * token_floats(COLUMNS))
+def _steps(layer: KdaLayer, first: int, past: int, tokens: int) -> None:
+    """The one-token tasks from `first` to before `past`, heads of one segment."""
+    head_dim, token_bytes = layer.head_dim, 4 * token_floats(layer.head_dim)
+    segment, head = first // layer.heads, first % layer.heads
+    for task in range(first, past):
+        _prepare_step(layer, task, tokens + (task - first) * token_bytes)
+    old, new = _old_state(layer, segment, head), _new_state(layer, segment, head)
+    step_heads(old, new, tokens, past - first, head_dim)
+    for task in range(first, past):
+        o = tokens + (task - first) * token_bytes + VALUE * 4 * padded(head_dim)
+        _gated_norm(layer, layer.seg_start[segment], task % layer.heads, o)
 
 
 @inline
@@ -227,25 +196,23 @@ def _write_tails(layer: KdaLayer, q: Any, k: Any, v: Any, segment: int, head: in
 
 
 @inline
-def _head(layer: KdaLayer, segment: int, head: int, scratch: int, ahead: int) -> None:
-    """All tokens of one segment through one head; `ahead` is the state that this worker takes up next."""
+def _head(layer: KdaLayer, segment: int, head: int, scratch: int) -> None:
+    """All tokens of one segment through one head."""
     head_dim = layer.head_dim
-    panels = scratch
-    zeros = panels + 4 * padded(head_dim) * head_dim
+    waiting = scratch
+    zeros = waiting + 4 * state_floats(head_dim)
     tokens = zeros + 4 * padded(head_dim)
     fill_zero(zeros, padded(head_dim))
     first_row = layer.seg_start[segment]
     rows = layer.seg_start[segment + 1] - first_row
-    q = stream_of(layer, 0, layer.q_col, segment, head, zeros)
-    k = stream_of(layer, 1, layer.k_col, segment, head, zeros)
-    v = stream_of(layer, 2, layer.v_col, segment, head, zeros)
+    q, k, v = _streams_of(layer, segment * layer.heads + head, zeros)
     streams = _streams(layer, segment)
     for first in range(0, rows, BLOCK_TOKENS):
         count = min(BLOCK_TOKENS, rows - first)
         for i in range(count):
             t = first + i
             prepare(layer, q, k, v, t, first_row + t, head, tokens + i * 4 * token_floats(head_dim))
-        _pass_block(layer, segment, head, first, count, panels, tokens, streams and first + count == rows, ahead)
+        _pass_block(layer, segment, head, first, count, waiting, tokens, streams and first + count == rows)
         for i in range(count):
             o = tokens + 4 * (i * token_floats(head_dim) + VALUE * padded(head_dim))
             _gated_norm(layer, first_row + first + i, head, o)
@@ -253,36 +220,37 @@ def _head(layer: KdaLayer, segment: int, head: int, scratch: int, ahead: int) ->
 
 
 @inline
-def _worker(worker: int, layer: KdaLayer, counter: int, slots: int) -> None:
-    """Take heads of segments until none is left, with the worker's own scratch.
+def _next_tasks(runs: int, workers: int, worker: int, most: int) -> Any:
+    """The worker's next tasks, `most` at most, or one from the far end of another's run: from and to before."""
+    first, past = take_some(runs + LINE_BYTES * worker, most)
+    for turn in range(1, workers):
+        if first < past:
+            break
+        first = take(runs + LINE_BYTES * ((worker + turn) % workers), False)
+        past = first + 1 if first >= 0 else first
+    return first, past
 
-    Of one-token tasks in a row, each is written while the next is read.
+
+@inline
+def _worker(worker: int, workers: int, bundle: int, layer: KdaLayer, runs: int, slots: int) -> None:
+    """Take heads of segments until none is left, `bundle` at a time, with the worker's own scratch.
+
+    A worker's heads are neighbours, so that what it and the hardware fetch ahead is what it needs next. Every other
+    worker begins with fewer: while one prepares tokens, the next one has the memory.
     """
-    tasks = (layer.seg_start.size - 1) * layer.heads
     scratch = slots + worker * 4 * _slot_floats(layer.head_dim)
-    slot = scratch
-    other = slot + 4 * token_floats(COLUMNS) + SUMS_BYTES
-    unwritten = -1
-    task = atomic_add(counter, 1)
-    while task < tasks:
-        following = atomic_add(counter, 1)
-        ahead = 0
-        if following < tasks:
-            ahead = _old_state(layer, following // layer.heads, following % layer.heads)
-            if _is_one_step(layer, following // layer.heads):
-                ask_for_inputs(layer, following // layer.heads, following % layer.heads)
-        if _is_one_step(layer, task // layer.heads):
-            _begin_step(layer, task, slot, unwritten, other, ahead)
-            unwritten = task
-            slot, other = other, slot
+    task, past = _next_tasks(runs, workers, worker, bundle if worker % 2 == 0 else max(1, bundle // 4))
+    while task < past:
+        segment = task // layer.heads
+        if _is_one_step(layer, segment):
+            end = min(past, (segment + 1) * layer.heads)
+            _steps(layer, task, end, scratch)
+            task = end
         else:
-            if unwritten >= 0:
-                _end_step(layer, unwritten, other)
-                unwritten = -1
-            _head(layer, task // layer.heads, task % layer.heads, scratch, ahead)
-        task = following
-    if unwritten >= 0:
-        _end_step(layer, unwritten, other)
+            _head(layer, segment, task % layer.heads, scratch)
+            task += 1
+        if task == past:
+            task, past = _next_tasks(runs, workers, worker, bundle)
     # What was written past the cache is there before the layer is said to be done.
     stream_fence()
 
@@ -329,15 +297,14 @@ def kda(
 
     Segment s has rows seg_start[s]..seg_start[s+1], at least one. `state_in[s]`, `state_out[s]` are the byte
     addresses of a session's float32 block before (0: empty) and after, never the same; in it, counted in floats, the
-    layer's `[heads, D_key, D_value]` starts at `kda_offset` and its conv tails `[3 (q, k, v), 3 (oldest first), C]`
-    at `conv_offset`; both are written whole. Blocks whose address and offset make rows 64-byte aligned are much
-    faster.
+    layer's states start at `kda_offset`, in panels `[heads * panels, D_key, 16]` (`kernels/kda_panels.py`), and its
+    conv tails `[3 (q, k, v), 3 (oldest first), C]` at `conv_offset`; both are written whole. Blocks whose address and
+    offsets are multiples of 64 bytes are much faster.
 
     `scratch`: `kda_scratch_floats(head_dim, threads)`; with less than that, fewer threads work. Raises ValueError if
     it is too small for one.
     """
-    counter = (addr(scratch, 0) + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
-    slot_count = (scratch.size - 32) // _slot_floats(head_dim)
+    slot_count = (scratch.size - 16) // (16 + _slot_floats(head_dim))
     if slot_count < 1:
         raise ValueError("kda needs kda_scratch_floats(head_dim, threads) floats of scratch")
     layer = KdaLayer(
@@ -367,8 +334,14 @@ def kda(
         out,
         out_col,
     )
-    atomic_store(counter, 0)
+    tasks = (seg_start.size - 1) * heads
+    workers = min(slot_count, tasks)
+    runs = (addr(scratch, 0) + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
+    for worker in range(workers):
+        deal(runs + LINE_BYTES * worker, worker * tasks // workers, (worker + 1) * tasks // workers)
     rows = seg_start[seg_start.size - 1] - seg_start[0]
-    workers = min(slot_count, (seg_start.size - 1) * heads)
     spread = rows * heads * head_dim * head_dim > SPREAD_WORK
-    parallel_for(workers, spread, _worker, (layer, counter, counter + LINE_BYTES))
+    bundle = 1
+    if rows == seg_start.size - 1:
+        bundle = max(1, min(BUNDLE, tasks // (2 * workers)))
+    parallel_for(workers, spread, _worker, (workers, bundle, layer, runs, runs + LINE_BYTES * slot_count))

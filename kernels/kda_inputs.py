@@ -18,7 +18,6 @@ from serai.kernels.simd import fma, hsum, lane, splat_f32
 
 TAPS = 4
 """Of the short convolution; its tail is the three inputs before the newest."""
-_STREAMS = 3
 
 # Tokens between asking for a line of the inputs and using it: a head's piece of each row is too short for the
 # hardware to see a pattern in.
@@ -120,17 +119,13 @@ def write_tail(stream: Stream, tokens: int, head_dim: int, target: int, past_cac
 
 
 @inline
-def ask_for_inputs(layer: KdaLayer, segment: int, head: int) -> None:
-    """Have what `prepare` will read from memory come into the second-level cache: the head's tails and filters."""
-    channel, head_bytes = head * layer.head_dim, 4 * layer.head_dim
-    tap_bytes = 4 * layer.heads * layer.head_dim
-    tails = layer.state_in[segment] + 4 * (layer.conv_offset + channel)
-    for row in range(_STREAMS * (TAPS - 1)):
-        for c in range(0, head_bytes, LINE_BYTES):
-            prefetch_l2(tails + row * tap_bytes + c)
-    for row in range(_STREAMS * TAPS):
-        for c in range(0, head_bytes, LINE_BYTES):
-            prefetch_l2(addr(layer.conv_w, channel) + row * tap_bytes + c)
+def ask_for_next(stream: Stream, head_bytes: int) -> None:
+    """Have the next head's tail and filters, so many bytes of each row, come into the second-level cache."""
+    for c in range(head_bytes, 2 * head_bytes, LINE_BYTES):
+        for row in range(TAPS - 1):
+            prefetch_l2(stream.tail + row * stream.tap_bytes + c)
+        for row in range(TAPS):
+            prefetch_l2(stream.weights + row * stream.tap_bytes + c)
 
 
 @inline

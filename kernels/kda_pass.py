@@ -1,163 +1,120 @@
-"""One token through a whole KDA head of 128 columns, the writing of one head beside the reading of the next.
+"""One token through KDA heads whose states come from memory: each panel is written while the next one is read.
 
-A step reads every state once from memory and writes it once, past the cache. Memory gives most when it is always
-asked: so while a head's state goes out (read again from cache), the next one comes in, row by row, as in a copy. The
-operations on a column, and so its bits, are those of `kernels/kda_state.py`.
+A step reads every state once and writes it once, past the cache, so it can be as fast as a copy. For that a core must
+always be asking memory for more and find what it writes in its first-level cache. Loads wait for stores on their way
+to memory whose addresses look the same in their low twelve bits, as those of two blocks do that begin at pages: so
+rows are written in an order that keeps half a page between the two, and nothing else is done meanwhile. Tokens are
+prepared before, some heads at once. The operations on a column, and so its bits, are those of `kernels/kda_state.py`.
 """
 
 from typing import Any
 
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
+import numpy as np
+from numpy.typing import NDArray
 
-from serai.kernels.compile import inline
-from serai.kernels.cpu import chosen_path
-from serai.kernels.kda_inputs import DECAY, DECAYED_KEY, DECAYED_QUERY, KEY, NUMBERS, VALUE, padded
-from serai.kernels.lanes import LINE_BYTES
-from serai.kernels.memory import f32_at, scalar_f32_at, store_at
+from serai.kernels import threads
+from serai.kernels.compile import inline, kernel
+from serai.kernels.kda_inputs import DECAY, DECAYED_KEY, DECAYED_QUERY, KEY, padded, token_floats
+from serai.kernels.kda_state import answer, panel_bytes, state_floats
+from serai.kernels.lanes import LINE_BYTES, stream_fence, stream_store_at
+from serai.kernels.memory import addr, f32_at, prefetch, scalar_f32_at
 from serai.kernels.simd import fma, splat_f32
-from serai.kernels.vec import call_llvm, constant, f32x16, pointer_value, splat_value
+from serai.kernels.threads import parallel_for
 
-COLUMNS = 128
-_VECTORS = COLUMNS // 16
-_ROW_BYTES = 4 * COLUMNS
-_AHEAD_ROWS = 24
-"""Rows between asking for one, into the second-level cache, and using it: what hides the way to memory."""
+BUNDLE = 16
+"""Heads whose tokens are prepared before their states pass, at most."""
 
-HAS_WIDE_PASS = chosen_path().is_avx512
-"""Whether a row and the sums of two products fit the registers."""
-
-SUMS_BYTES = 3 * _VECTORS * LINE_BYTES
-"""Of a head between its reading and its writing: u, w and z."""
-
-_WORD = ir.IntType(64)
+_AHEAD_BYTES = 2560
+"""Between asking for a line and using it. No multiple of 4096, for the same reason."""
+_PAGE_BYTES = 4096
 
 
 @inline
-def read_head(source: int, token: int, sums: int, ahead: int) -> None:
-    """w = S'(a k) and z = S'(a q) of a head's state at `source`, to `sums`; asks for the first rows at `ahead`."""
-    step = 4 * padded(COLUMNS)
-    _pass(0, 1, 0, 0, 0, 0, 0, source, token + DECAYED_KEY * step, token + DECAYED_QUERY * step, sums, ahead)
+def _read_panel(source: int, token: int, head_dim: int) -> Any:
+    """w = S'(a k) and z = S'(a q) over the panel at `source`, for the prepared `token`."""
+    step = 4 * padded(head_dim)
+    keys, queries = token + DECAYED_KEY * step, token + DECAYED_QUERY * step
+    w = z = splat_f32(0.0)
+    for k in range(head_dim):
+        here = source + LINE_BYTES * k
+        prefetch(here + _AHEAD_BYTES)
+        s = f32_at(here)
+        w = fma(splat_f32(scalar_f32_at(keys + 4 * k)), s, w)
+        z = fma(splat_f32(scalar_f32_at(queries + 4 * k)), s, z)
+    return w, z
 
 
 @inline
-def write_head(source: int, target: int, token: int, sums: int) -> None:
-    """S <- a S + k u' of a head whose u `answer_head` has left in `sums`."""
-    step = 4 * padded(COLUMNS)
-    _pass(1, 0, source, target, token + DECAY * step, token + KEY * step, sums, 0, 0, 0, 0, 0)
+def _write_panel(source: int, target: int, token: int, head_dim: int, u: Any) -> None:
+    """S <- a S + k u' over a panel, from `source` to `target`."""
+    step = 4 * padded(head_dim)
+    decays, keys = token + DECAY * step, token + KEY * step
+    for k in range(head_dim):
+        a, key = splat_f32(scalar_f32_at(decays + 4 * k)), splat_f32(scalar_f32_at(keys + 4 * k))
+        stream_store_at(target + LINE_BYTES * k, fma(key, u, a * f32_at(source + LINE_BYTES * k)))
 
 
 @inline
-def write_and_read_head(
-    source: int, target: int, token: int, sums: int, next_source: int, next_token: int, next_sums: int, ahead: int
-) -> None:
-    """`write_head` of one head beside `read_head` of the next."""
-    step = 4 * padded(COLUMNS)
+def _write_and_read_panel(
+    source: int, target: int, token: int, head_dim: int, u: Any, next_source: int, next_token: int
+) -> Any:
+    """`_write_panel` beside `_read_panel` of the next panel, perhaps of another head."""
+    step = 4 * padded(head_dim)
     decays, keys = token + DECAY * step, token + KEY * step
     next_keys, next_queries = next_token + DECAYED_KEY * step, next_token + DECAYED_QUERY * step
-    _pass(1, 1, source, target, decays, keys, sums, next_source, next_keys, next_queries, next_sums, ahead)
+    row = (next_source + _PAGE_BYTES // 2 - target) % _PAGE_BYTES // LINE_BYTES % head_dim
+    w = z = splat_f32(0.0)
+    for k in range(head_dim):
+        a, key = splat_f32(scalar_f32_at(decays + 4 * row)), splat_f32(scalar_f32_at(keys + 4 * row))
+        stream_store_at(target + LINE_BYTES * row, fma(key, u, a * f32_at(source + LINE_BYTES * row)))
+        row += 1
+        if row == head_dim:
+            row = 0
+        here = next_source + LINE_BYTES * k
+        prefetch(here + _AHEAD_BYTES)
+        s = f32_at(here)
+        w = fma(splat_f32(scalar_f32_at(next_keys + 4 * k)), s, w)
+        z = fma(splat_f32(scalar_f32_at(next_queries + 4 * k)), s, z)
+    return w, z
 
 
 @inline
-def answer_head(token: int, sums: int) -> None:
-    """From w and z in `sums`: u there, and o in the place of v."""
-    step = 4 * padded(COLUMNS)
-    beta = splat_f32(scalar_f32_at(token + NUMBERS * step))
-    qk = splat_f32(scalar_f32_at(token + NUMBERS * step + 4))
-    for c in range(0, _ROW_BYTES, LINE_BYTES):
-        v = token + VALUE * step + c
-        u = beta * (f32_at(v) - f32_at(sums + _ROW_BYTES + c))
-        store_at(sums + c, u)
-        store_at(v, fma(qk, u, f32_at(sums + 2 * _ROW_BYTES + c)))
+def step_heads(old: int, new: int, tokens: int, heads: int, head_dim: int) -> None:
+    """One prepared token each through neighbouring heads of a session: o to the place of v, the state from `old` to
+    `new`, which begins on a line."""
+    panel = panel_bytes(head_dim)
+    source, target, written = old, new, 0
+    u = splat_f32(0.0)
+    for head in range(heads):
+        token = tokens + head * 4 * token_floats(head_dim)
+        for column in range(0, head_dim, 16):
+            if written == 0:
+                w, z = _read_panel(source, token, head_dim)
+            else:
+                w, z = _write_and_read_panel(source, target, written, head_dim, u, source + panel, token)
+                source, target = source + panel, target + panel
+            u = answer(w, z, token, head_dim, column)
+            written = token
+    _write_panel(source, target, written, head_dim, u)
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def _pass(
-    typingctx: Any,
-    writes: Any,
-    reads: Any,
-    source: Any,
-    target: Any,
-    decays: Any,
-    keys: Any,
-    sums: Any,
-    next_source: Any,
-    next_keys: Any,
-    next_queries: Any,
-    next_sums: Any,
-    ahead: Any,
-) -> Any:
-    """The loop over key channels; `writes` and `reads`, 0 or 1 and literal, choose its two halves."""
-    if not isinstance(writes, types.IntegerLiteral) or not isinstance(reads, types.IntegerLiteral):
-        return None
-    does_write, does_read = bool(writes.literal_value), bool(reads.literal_value)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        from_at, to_at, decays_at, keys_at, sums_at, next_at, next_keys_at, next_queries_at, next_sums_at, ahead_at = (
-            args[2:]
-        )
-        u = [_load(builder, sums_at, i) for i in range(_VECTORS)] if does_write else []
-        zeros = constant(f32x16, [0.0] * 16)
-        totals = [cgutils.alloca_once_value(builder, zeros) for _ in range(2 * _VECTORS if does_read else 0)]
-        with cgutils.for_range(builder, ir.Constant(_WORD, COLUMNS)) as loop:
-            row = builder.mul(loop.index, ir.Constant(_WORD, _ROW_BYTES))
-            number = builder.mul(loop.index, ir.Constant(_WORD, 4))
-            if does_write:
-                here, there = builder.add(from_at, row), builder.add(to_at, row)
-                a, key = _number(builder, decays_at, number), _number(builder, keys_at, number)
-                for i in range(_VECTORS):
-                    kept = builder.fmul(a, _load(builder, here, i))
-                    _stream(builder, there, i, _fma(builder, key, u[i], kept))
-            if does_read:
-                here = builder.add(next_at, row)
-                _ask(builder, here, builder.add(ahead_at, row), loop.index)
-                a, key = _number(builder, next_queries_at, number), _number(builder, next_keys_at, number)
-                for i in range(_VECTORS):
-                    value = _load(builder, here, i)
-                    for factor, total in ((key, totals[i]), (a, totals[_VECTORS + i])):
-                        builder.store(_fma(builder, factor, value, builder.load(total)), total)
-        for i, total in enumerate(totals):
-            place = pointer_value(builder, _at(builder, next_sums_at, _ROW_BYTES + LINE_BYTES * i), f32x16.llvm)
-            builder.store(builder.load(total), place, align=4)
-        return context.get_dummy_value()
-
-    return types.void(writes, reads, *[types.int64] * 10), codegen
+@inline
+def _bundle(task: int, old: int, new: int, tokens: int, heads: int, head_dim: int) -> None:
+    first = task * BUNDLE
+    at = 4 * first * state_floats(head_dim)
+    here = tokens + 4 * first * token_floats(head_dim)
+    step_heads(old + at, new + at, here, min(BUNDLE, heads - first), head_dim)
+    stream_fence()
 
 
-def _ask(builder: Any, here: Any, row_at_ahead: Any, index: Any) -> None:
-    """Prefetch the row some way on: of this head, or near its end of the next one."""
-    is_inside = builder.icmp_signed("<", index, ir.Constant(_WORD, COLUMNS - _AHEAD_ROWS))
-    back = ir.Constant(_WORD, (_AHEAD_ROWS - COLUMNS) * _ROW_BYTES)
-    on = builder.add(here, ir.Constant(_WORD, _AHEAD_ROWS * _ROW_BYTES))
-    address = builder.select(is_inside, on, builder.add(row_at_ahead, back))
-    for i in range(_VECTORS):
-        pointer = pointer_value(builder, _at(builder, address, LINE_BYTES * i), ir.IntType(8))
-        is_read, second_level, data = (ir.Constant(ir.IntType(32), value) for value in (0, 2, 1))
-        call_llvm(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, is_read, second_level, data])
+@kernel("void(f32[:, ::1], i64, i64, i64)", before=threads.start)
+def kda_step(tokens: NDArray[np.float32], head_dim: int, old: int, new: int) -> None:
+    """What `serai.kernels.kda.kda` does of one token between its preparation and its norm: decay, delta rule, update
+    and read-out of one session's layer.
 
-
-def _at(builder: Any, address: Any, nbytes: int) -> Any:
-    return builder.add(address, ir.Constant(_WORD, nbytes))
-
-
-def _load(builder: Any, address: Any, vector: int) -> Any:
-    pointer = pointer_value(builder, _at(builder, address, LINE_BYTES * vector), f32x16.llvm)
-    return builder.load(pointer, align=4, typ=f32x16.llvm)
-
-
-def _number(builder: Any, address: Any, offset: Any) -> Any:
-    pointer = pointer_value(builder, builder.add(address, offset), ir.FloatType())
-    return splat_value(builder, builder.load(pointer, align=4, typ=ir.FloatType()), 16)
-
-
-def _stream(builder: Any, address: Any, vector: int, value: Any) -> None:
-    """Past the cache, as `lanes.stream_store_at`."""
-    pointer = pointer_value(builder, _at(builder, address, LINE_BYTES * vector), f32x16.llvm)
-    store = builder.store(value, pointer, align=LINE_BYTES)
-    store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
-
-
-def _fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    return call_llvm(builder, "llvm.fma.v16f32", f32x16.llvm, [a, b, c])
+    `tokens [heads, token_floats(head_dim)]` are prepared (`kernels/kda_inputs.py`) and start on a line; o is left in
+    the place of v. `old` and `new` are the byte addresses of the layer's state before and after, 64-byte aligned.
+    """
+    heads = tokens.shape[0]
+    arguments = (old, new, addr(tokens, 0), heads, head_dim)
+    parallel_for((heads + BUNDLE - 1) // BUNDLE, True, _bundle, arguments)

@@ -88,7 +88,14 @@ def _run_count(pool: int) -> Any:
 
 
 @inline
-def _take(run: int, is_own: bool) -> Any:
+def deal(run: int, begin: int, end: int) -> None:
+    """Make the tasks from ``begin`` to before ``end`` a run, which `take` takes from; ``run`` is the address of a word
+    that no other thread's word shares a line with."""
+    atomic_store(run, (end << 32) | begin)
+
+
+@inline
+def take(run: int, is_own: bool) -> Any:
     """A task of a run, the next of one's own or the last of another's; -1 if there is none."""
     word = atomic_load(run)
     if (word & _NEXT) >= (word >> 32):
@@ -104,6 +111,17 @@ def _take(run: int, is_own: bool) -> Any:
 
 
 @inline
+def take_some(run: int, most: int) -> Any:
+    """The next tasks of one's own run, ``most`` at most: from and to before; none if they are equal."""
+    word = atomic_load(run)
+    if (word & _NEXT) >= (word >> 32):
+        return 0, 0
+    word = atomic_add(run, most)
+    first = word & _NEXT
+    return first, max(first, min(first + most, word >> 32))
+
+
+@inline
 def _take_tasks(pool: int, number: int) -> None:
     """Run tasks until none is left, those of the ``number``-th thread's run first.
 
@@ -112,7 +130,7 @@ def _take_tasks(pool: int, number: int) -> None:
     runs = _run_count(pool)
     for turn in range(runs):
         run = pool + _RUNS + 64 * ((number + turn) % runs)
-        task = _take(run, turn == 0)
+        task = take(run, turn == 0)
         while task >= 0:
             call_task(atomic_load(pool + _FUNCTION), atomic_load(pool + _CONTEXT), task)
             # Before the task is counted: after the last one the launcher may go on.
@@ -121,7 +139,7 @@ def _take_tasks(pool: int, number: int) -> None:
                 mutex_lock(pool + _MUTEX)
                 condition_signal(pool + _FINISHED)
                 mutex_unlock(pool + _MUTEX)
-            task = _take(run, turn == 0)
+            task = take(run, turn == 0)
 
 
 @kernel("void(i64, i64)")
@@ -151,8 +169,7 @@ def _publish(pool: int, tasks: int) -> None:
     """Deal ``tasks`` tasks out as runs, say that there is a launch, and wake who sleeps."""
     runs = _run_count(pool)
     for run in range(runs):
-        begin, end = run * tasks // runs, (run + 1) * tasks // runs
-        atomic_store(pool + _RUNS + 64 * run, (end << 32) | begin)
+        deal(pool + _RUNS + 64 * run, run * tasks // runs, (run + 1) * tasks // runs)
     atomic_add(pool + _LAUNCHES, 1)
     if atomic_load(pool + _SLEEPERS) != 0:
         mutex_lock(pool + _MUTEX)

@@ -5,8 +5,9 @@ tails), the latents in pages, and the next-token logits. It never changes. A ste
 `Draft`; committing the draft gives the next state, abandoning it gives everything back. So a fork is one reference
 more, an undone step leaves nothing behind, and no two sessions can ever write into the same memory.
 
-Layout of a fixed block (float32, one contiguous run): KDA `[kda_layers, heads, head_dim, head_dim]` (key by value),
-then tails `[kda_layers, 3 (q, k, v), taps, heads * head_dim]`, oldest tap first.
+Layout of a fixed block (float32, one contiguous run): KDA `[kda_layers, heads * panels, head_dim, 16]`, each head's
+matrix, key by value, in panels of 16 value columns (`kernels/kda_panels.py`); then tails `[kda_layers, 3 (q, k, v),
+taps, heads * head_dim]`, oldest tap first.
 Layout of a page: `[mla_layers, page_tokens, row_items]`, of the latent type's dtype (`LatentType`).
 """
 
@@ -351,7 +352,7 @@ class StatePool:
 
 
 def kda_view(layout: StateLayout, fixed: Buffer) -> NDArray[np.float32]:
-    """The KDA matrices of a fixed block, `[kda_layers, heads, head_dim, head_dim]`, key by value."""
+    """The KDA matrices of a fixed block in panels, `[kda_layers, heads * panels, head_dim, 16]`."""
     view: NDArray[np.float32] = fixed.array[: prod(layout.kda_shape)].reshape(layout.kda_shape)
     return view
 

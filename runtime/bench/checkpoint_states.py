@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.checkpoints.snapshot import LatentPage, LatentType, PageIdentity, Snapshot, StateLayout, new_snapshot
+from serai.kernels.kda_panels import PANEL, panels_of, to_panels
 from serai.runtime.memory.limits import default_budget
 
 K3 = StateLayout(
-    kda_shape=(69, 96, 128, 128),
+    kda_shape=(69, 96 * panels_of(128), 128, PANEL),
     conv_shape=(69, 3, 3, 12_288),
     mla_layers=24,
     latent_width=576,
@@ -72,8 +73,8 @@ def filled(shape: Shape, rng: np.random.Generator) -> Snapshot:
     One layer is run; the others are the same at other scales, which share no byte pattern with it.
     """
     snapshot = new_snapshot(shape.layout, shape.position)
-    _, heads, key_dim, value_dim = shape.layout.kda_shape
-    ran = recurrence(heads, key_dim, value_dim, rng)
+    head_dim = shape.layout.kda_shape[2]
+    ran = to_panels(recurrence(shape.layout.conv_shape[3] // head_dim, head_dim, head_dim, rng))
     for layer in snapshot.kda:
         np.multiply(ran, np.float32(rng.uniform(0.3, 3.0)), out=layer)
     rng.standard_normal(dtype=np.float32, out=snapshot.conv)

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from serai.checkpoints.nodes import NodeKind
 from serai.checkpoints.snapshot import LatentType, StateLayout
+from serai.kernels.kda_panels import PANEL, panels_of
 from serai.runtime.bench.no_engine import services_without_engine, session_at
 
 K3_STATE = StateLayout(
-    kda_shape=(69, 96, 128, 128),
+    kda_shape=(69, 96 * panels_of(128), 128, PANEL),
     conv_shape=(69, 3, 3, 96 * 128),
     mla_layers=24,
     latent_width=576,

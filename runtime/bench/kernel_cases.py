@@ -13,6 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.kernels.kda import kda, kda_scratch_floats
+from serai.kernels.kda_inputs import DECAY, DECAYED_KEY, DECAYED_QUERY, KEY, NUMBERS, VALUE
+from serai.kernels.kda_pass import kda_step
+from serai.kernels.lanes import LINE_BYTES
 from serai.kernels.latents import store_latents
 from serai.kernels.matmul import matmul
 from serai.kernels.matmul_fast import matmul_fast
@@ -80,6 +83,21 @@ def weights(weight_format: Format, nbytes: int, columns: int) -> Matrix:
     return Matrix(weight_format, 1, rows, columns, data, scales)
 
 
+def _prepared(heads: int) -> F32:
+    """Prepared tokens of that many heads, as `kda_step` takes them: unit keys and queries, decays of 0.9 to 1."""
+    tokens = aligned(heads * (NUMBERS * HEAD_DIM + LINE_BYTES // 4), np.float32).reshape(heads, -1)
+    k, q, a, v = (some(heads, HEAD_DIM, seed) for seed in (5, 6, 7, 8))
+    k /= np.linalg.norm(k, axis=1, keepdims=True)
+    q /= np.linalg.norm(q, axis=1, keepdims=True)
+    a = np.float32(1) - np.abs(a).clip(0, 1) * np.float32(0.1)
+    for row, values in ((DECAY, a), (KEY, k), (DECAYED_KEY, a * k), (DECAYED_QUERY, a * q), (VALUE, v)):
+        tokens[:, row * HEAD_DIM : (row + 1) * HEAD_DIM] = values
+    tokens[:, NUMBERS * HEAD_DIM :] = 0
+    tokens[:, NUMBERS * HEAD_DIM] = 0.5
+    tokens[:, NUMBERS * HEAD_DIM + 1] = (q * k).sum(axis=1)
+    return tokens
+
+
 def fast_product(name: str, w: Matrix, rows: int) -> Case:
     """Products with activations quantised before."""
     x = Quantized.empty(rows, w.cols)
@@ -114,6 +132,7 @@ class KdaLayers:
         self._norm = np.ones(HEAD_DIM, np.float32)
         self._scratch = aligned(kda_scratch_floats(HEAD_DIM, threads()), np.float32)
         self._starts = np.array([0, rows], np.int64)
+        self._tokens = _prepared(heads)
 
     def _block(self) -> F32:
         block = aligned(self._block_floats, np.float32)
@@ -156,6 +175,12 @@ class KdaLayers:
         for layer in range(self.layers):
             self.step(layer)
 
+    def recur_all(self) -> None:
+        """A token that is prepared already through all layers' states: no convolutions, norms or gates."""
+        for layer in range(self.layers):
+            at = 4 * layer * self.state_floats
+            kda_step(self._tokens, HEAD_DIM, int(self._from[0]) + at, int(self._to[0]) + at)
+
     def swap(self) -> None:
         self.before, self.after = self.after, self.before
         self._from, self._to = self._to, self._from
@@ -164,6 +189,11 @@ class KdaLayers:
     def nbytes(self) -> int:
         """State and convolution tails of all layers, read and written."""
         return 2 * 4 * self._block_floats
+
+    @property
+    def state_bytes(self) -> int:
+        """State of all layers without the tails, read and written."""
+        return 2 * 4 * self.layers * self.state_floats
 
     @property
     def operations(self) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.checkpoints.snapshot import LatentType, StateLayout
+from serai.kernels.kda_panels import to_matrices
 from serai.kernels.naive import q8_widen
 from serai.kernels.threads import parallel_region
 from serai.runtime.errors import BadParameter
@@ -173,7 +174,7 @@ def _state_arrays(config: ModelConfig, layout: StateLayout, state: State) -> dic
     kda_index = mla_index = 0
     for layer, kind in enumerate(config.layer_kinds):
         if kind is LayerKind.KDA:
-            arrays[f"state_{layer}_kda"] = kda[kda_index].copy()
+            arrays[f"state_{layer}_kda"] = to_matrices(kda[kda_index], config.kda.heads, config.kda.head_dim)
             arrays[f"state_{layer}_conv"] = tails[kda_index].copy()
             kda_index += 1
         else:

@@ -1,6 +1,7 @@
 """The shapes of a session's state, from a model's configuration."""
 
 from serai.checkpoints.snapshot import LatentType, StateLayout
+from serai.kernels.kda_panels import PANEL, panels_of
 from serai.runtime.errors import BadParameter
 from serai.runtime.models.config import ModelConfig
 
@@ -32,10 +33,10 @@ def page_tokens_of(config: ModelConfig) -> int:
 
 
 def state_layout(config: ModelConfig, latents: LatentType) -> StateLayout:
-    """The state of one session: KDA key by value, tails oldest tap first, latents in pages over all MLA layers."""
+    """The state of one session: KDA in panels (`kernels/kda_panels.py`), tails oldest tap first, latents in pages."""
     kda, mla = config.kda, config.mla
     return StateLayout(
-        kda_shape=(config.kda_layers, kda.heads, kda.head_dim, kda.head_dim),
+        kda_shape=(config.kda_layers, kda.heads * panels_of(kda.head_dim), kda.head_dim, PANEL),
         conv_shape=(config.kda_layers, 3, kda.conv_kernel - 1, kda.width),
         mla_layers=config.mla_layers,
         latent_width=mla.latent_width,

@@ -185,7 +185,7 @@ class Journal:
 
         Raises `SessionGone`, `ModelMismatch`, or `NotOwner` at the end of a session that was moved away, unless a
         person says to `take_back` what nobody else uses. A snapshot of another build or SIMD path is used only
-        `as_is`; otherwise the token ids are replayed.
+        `as_is`, and one that lies otherwise in memory never: the token ids are replayed.
         """
         store = self.store
         if store is None:
@@ -329,11 +329,15 @@ class Journal:
                 log.warning("%s", error)
                 store.set_aside(holder, str(error))
                 continue
-            found, paged_alike = info.fingerprint, info.layout.page_tokens == self._layout.page_tokens
-            if replace(info.layout, page_tokens=self._layout.page_tokens) == self._layout:
+            found, ours = info.fingerprint, self._layout
+            # Neither the size of pages nor the order of KDA's numbers in memory is the model's: builds differ in it.
+            if replace(info.layout, page_tokens=ours.page_tokens, kda_shape=ours.kda_shape) == ours:
                 found = replace(found, state_layout=self._fingerprint.state_layout)
             require_same_model(holder, found, self._fingerprint)
-            if not paged_alike:
+            if info.layout.kda_shape != ours.kda_shape:
+                log.info("the snapshot of node %s has KDA states in another order: replaying its tokens", holder)
+                return None
+            if info.layout != ours:
                 log.info("the snapshot of node %s has pages of another size: replaying its tokens", holder)
                 return None
             foreign = bool(info.fingerprint.build_differences(self._fingerprint))

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from serai.kernels import naive, threads
 from serai.kernels.kda import kda, kda_scratch_floats
+from serai.kernels.kda_panels import PANEL, panels_of, to_matrices, to_panels
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -75,7 +76,7 @@ class Case:
 
     @property
     def matrix_floats(self) -> int:
-        return self.channels * self.head_dim
+        return self.heads * panels_of(self.head_dim) * self.head_dim * PANEL
 
     @property
     def conv_offset(self) -> int:
@@ -93,17 +94,26 @@ class Case:
 
     def random_block(self, seed: int = 2) -> F32:
         block = aligned(self.block_floats)
-        matrix, tails = self.parts(block)
+        panels, tails = self.stored(block)
         rng = np.random.default_rng(seed)
-        matrix[:] = rng.standard_normal(matrix.shape) * 0.1
+        panels[:] = to_panels(rng.standard_normal((self.heads, self.head_dim, self.head_dim)) * 0.1)
         tails[:] = rng.standard_normal(tails.shape)
         return block
 
-    def parts(self, block: F32) -> tuple[F32, F32]:
-        """Views of a block's state matrix and conv tails."""
-        matrix = block[PAD : PAD + self.matrix_floats].reshape(self.heads, self.head_dim, self.head_dim)
+    def stored(self, block: F32) -> tuple[F32, F32]:
+        """Views of a block's state, in panels, and conv tails."""
+        panels = block[PAD : PAD + self.matrix_floats].reshape(-1, self.head_dim, PANEL)
         tails = block[self.conv_offset : self.conv_offset + 9 * self.channels].reshape(3, 3, self.channels)
-        return matrix, tails
+        return panels, tails
+
+    def parts(self, block: F32) -> tuple[F32, F32]:
+        """A block's state matrices and conv tails."""
+        panels, tails = self.stored(block)
+        return to_matrices(panels, self.heads, self.head_dim), tails
+
+    def joined(self, block: F32) -> F32:
+        """A block's state and conv tails, side by side."""
+        return np.concatenate([part.ravel() for part in self.stored(block)])
 
     def weights(self) -> naive.KdaWeights:
         conv = np.swapaxes(self.conv, 1, 2).astype(np.float64)

@@ -6,6 +6,9 @@ from numpy.typing import NDArray
 
 from serai.kernels import naive, threads
 from serai.kernels.kda import BLOCK_TOKENS, STREAM_BYTES, kda, kda_scratch_floats
+from serai.kernels.kda_inputs import DECAY, DECAYED_KEY, DECAYED_QUERY, KEY, NUMBERS, VALUE
+from serai.kernels.kda_panels import to_matrices, to_panels
+from serai.kernels.kda_pass import kda_step
 from tests.kernels.kda_case import Case, Inputs, aligned
 from tests.kernels.simd_paths import digest, on_every_path
 
@@ -136,8 +139,7 @@ def test_states_written_past_the_cache_have_the_same_bits() -> None:
         out = np.full((3, columns), np.nan, np.float32)
         args = (x.z, 0, x.b, 0, x.gate, 0, case.conv, case.rate, case.bias, case.o_norm, case.eps, -5.0, 16, 128)
         addresses = np.array([0, 3]), np.array([block.ctypes.data]), np.array([new.ctypes.data])
-        matrix, tails = case.parts(block)
-        old = np.concatenate([matrix.ravel(), tails.ravel()])
+        old = case.joined(block)
         addresses[1][0] = old.ctypes.data
         kda(proj, 0, columns, 2 * columns, *args, *addresses, 0, case.matrix_floats, out, 0, scratch)
         results.append((out, new[: len(old)].copy()))
@@ -145,16 +147,14 @@ def test_states_written_past_the_cache_have_the_same_bits() -> None:
     same(results[0][1], results[1][1])
     out64, matrix64, _ = case.define(x, block)
     assert error(results[0][0], out64) < 1e-6
-    assert error(results[0][1][: case.matrix_floats], matrix64.ravel()) < 1e-6
+    assert error(results[0][1][: case.matrix_floats], to_panels(matrix64).ravel()) < 1e-6
 
 
 def run_at(case: Case, segments: list[tuple[Inputs, F32 | None]], shift: int) -> tuple[F32, list[F32]]:
     """Outputs and new blocks (matrix, then tails) of a batch whose new blocks start `shift` floats past a line."""
     x = Inputs.join([part for part, _ in segments])
     proj = np.concatenate([x.q, x.k, x.v], axis=1)
-    olds = [
-        None if block is None else np.concatenate([part.ravel() for part in case.parts(block)]) for _, block in segments
-    ]
+    olds = [None if block is None else case.joined(block) for _, block in segments]
     floats = case.matrix_floats + 9 * case.channels
     news = [aligned(floats + 16)[shift:] for _ in segments]
     out = np.full((len(x), case.channels), np.nan, np.float32)
@@ -170,10 +170,14 @@ def run_at(case: Case, segments: list[tuple[Inputs, F32 | None]], shift: int) ->
     return out, [new[:floats].copy() for new in news]
 
 
-@pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [1, 3, 1, 1, 20, 1]])
-def test_heads_written_while_the_next_is_read_have_the_same_bits(lengths: list[int]) -> None:
+@pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [1, 3, 1, 1, 20, 1], [1, 1, 1, 1, 1]])
+@pytest.mark.parametrize(("heads", "head_dim"), [(16, 128), (44, 80), (410, 20)])
+def test_panels_written_while_the_next_is_read_have_the_same_bits(
+    heads: int, head_dim: int, lengths: list[int]
+) -> None:
     """One-token steps of large states, alone, in a row, and between longer calls and sessions that begin."""
-    case = Case(16, 128, -5.0)
+    case = Case(heads, head_dim, -5.0)
+    assert case.matrix_floats * 4 >= STREAM_BYTES
     segments = [(case.inputs(n, seed=i), case.random_block(seed=i) if i != 3 else None) for i, n in enumerate(lengths)]
     before = threads.threads()
     try:
@@ -190,9 +194,43 @@ def test_heads_written_while_the_next_is_read_have_the_same_bits(lengths: list[i
     for (x, old), new in zip(segments, blocks, strict=True):
         out, matrix, tails = case.define(x, old)
         assert error(outs[first : first + len(x)], out) < 1e-6
-        assert error(new[: case.matrix_floats], matrix.ravel()) < 1e-6
+        assert error(new[: case.matrix_floats], to_panels(matrix).ravel()) < 1e-6
         np.testing.assert_array_equal(new[case.matrix_floats :], tails.astype(np.float32).ravel())
         first += len(x)
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(1, 128), (16, 128), (35, 128), (5, 20)])
+def test_the_step_alone_matches_float64(heads: int, head_dim: int) -> None:
+    """Decay, delta rule, update and read-out of prepared tokens."""
+    rng = np.random.default_rng(heads)
+    width = -(-head_dim // 16) * 16
+    old = aligned(heads * width * head_dim)
+    matrices = rng.standard_normal((heads, head_dim, head_dim))
+    old[:] = to_panels(matrices).ravel()
+    matrices = matrices.astype(np.float32).astype(np.float64)
+    a, k, q, v = rng.uniform(0.2, 1, (4, heads, head_dim))
+    beta = rng.uniform(0, 1, heads)
+    tokens = aligned(heads * (NUMBERS * width + 16)).reshape(heads, -1)
+    tokens[:] = 0
+    for row, values in ((DECAY, a), (KEY, k), (DECAYED_KEY, a * k), (DECAYED_QUERY, a * q), (VALUE, v)):
+        tokens[:, row * width : row * width + head_dim] = values
+    tokens[:, NUMBERS * width], tokens[:, NUMBERS * width + 1] = beta, (q * k).sum(axis=1)
+    results = []
+    for shift in (0, 32):  # rows of the two states at the same places of a page, and half a page apart
+        new, given = aligned(old.size + 1024)[16 * shift :], tokens.copy()
+        there = aligned(given.size).reshape(given.shape)
+        there[:] = given
+        kda_step(there, head_dim, old.ctypes.data, new.ctypes.data)
+        assert np.isnan(new[old.size :]).all()
+        results.append((there[:, VALUE * width :][:, :head_dim].copy(), new[: old.size].copy()))
+    same(results[0][0], results[1][0])
+    same(results[0][1], results[1][1])
+    decayed = a[:, :, None] * matrices
+    u = beta[:, None] * (v - np.einsum("hkv,hk->hv", decayed, k))
+    after = decayed + k[:, :, None] * u[:, None, :]
+    o, panels = results[0]
+    assert error(o, np.einsum("hkv,hk->hv", after, q)) < 1e-6
+    assert error(to_matrices(panels.reshape(-1, head_dim, 16), heads, head_dim), after) < 1e-6
 
 
 def features(case: Case, x: Inputs) -> tuple[NDArray[np.float64], ...]:

@@ -83,9 +83,10 @@ class ScriptedModel:
         spoil: Callable[[int], bool] | None = None,
         counting: bool = False,
         page_tokens: int = LAYOUT.page_tokens,
+        kda_shape: tuple[int, int, int, int] = LAYOUT.kda_shape,
     ) -> None:
         self.counting = counting
-        self.layout = replace(LAYOUT, page_tokens=page_tokens)
+        self.layout = replace(LAYOUT, page_tokens=page_tokens, kda_shape=kda_shape)
         self.layers = layers
         self.before_layer = before_layer
         self.spoil = spoil
@@ -100,7 +101,7 @@ class ScriptedModel:
                 self.before_layer(batch, layer)
             yield
         page_tokens = self.layout.page_tokens
-        size = sum(int(np.prod(shape)) for shape in (LAYOUT.kda_shape, LAYOUT.conv_shape))
+        size = sum(int(np.prod(shape)) for shape in (self.layout.kda_shape, self.layout.conv_shape))
         ends: dict[int, int] = {}
         for segment in range(len(batch.seg_pos)):
             start, end = int(batch.seg_start[segment]), int(batch.seg_start[segment + 1])

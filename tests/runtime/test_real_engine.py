@@ -14,6 +14,7 @@ import pytest
 
 from serai.checkpoints.snapshot import LatentType
 from serai.kernels import compile as kernels
+from serai.kernels.kda_panels import to_matrices
 from serai.runtime import SamplingParams, Session, open_runtime
 from serai.runtime.bench.killed import PROMPT, TOKENS, go
 from serai.runtime.bench.tiny import TINY_K3, TINY_LINEAR, TinyModel, write_tiny_model
@@ -175,7 +176,8 @@ async def test_the_state_is_float32_and_does_not_drift(tmp_path: Path) -> None:
         state = stepper.run(tokens[start : start + 100], [1] * 100, after=state)
         definition.feed(tokens[start : start + 100])
         assert state.fixed is not None
-        ours = kda_view(loaded.layout, state.fixed)
+        shape = loaded.model.config.kda
+        ours = to_matrices(kda_view(loaded.layout, state.fixed), shape.heads, shape.head_dim)
         assert ours.dtype == np.float32
         wanted = np.stack([definition.kda[layer].matrix for layer in sorted(definition.kda)])
         errors.append(float(np.linalg.norm(ours - wanted) / np.linalg.norm(wanted)))

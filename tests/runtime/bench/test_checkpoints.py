@@ -81,7 +81,7 @@ def test_the_effect_on_logits_is_nothing_for_equal_ones_and_kl_otherwise() -> No
 
 
 def test_a_whole_run_on_a_tiny_state_makes_every_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = replace(K3, kda_shape=(2, 2, 128, 128), conv_shape=(2, 3, 3, 256), mla_layers=2, vocab=1024)
+    layout = replace(K3, kda_shape=(2, 16, 128, 16), conv_shape=(2, 3, 3, 256), mla_layers=2, vocab=1024)
     tiny = Shape(1, layout, 54)
     monkeypatch.setattr(checkpoints, "shape_that_fits", lambda folder, quick: tiny)
     monkeypatch.setattr(checkpoint_codecs, "shape_at", lambda scale: tiny)

@@ -1,5 +1,6 @@
 """Pausing, crashing and resuming: the timeline goes on as if nothing had happened."""
 
+import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -89,21 +90,34 @@ async def test_what_was_said_survives_a_crash_and_is_replayed(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("as_is", [False, True])
-async def test_a_state_in_pages_of_another_size_is_replayed(tmp_path: Path, as_is: bool) -> None:
-    """Page size decides no bits (contract, b), so who is resumed is the same and exact."""
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"page_tokens": 8}, "has pages of another size"),
+        ({"kda_shape": (1, 2, 2, 1)}, "has KDA states in another order"),
+        ({"kda_shape": (1, 2, 2, 1), "page_tokens": 8}, "has KDA states in another order"),
+    ],
+    ids=["pages", "KDA", "both"],
+)
+async def test_a_state_that_lies_otherwise_in_memory_is_replayed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, other: dict[str, Any], said: str, as_is: bool
+) -> None:
+    """Where its numbers lie decides no bits (contract, b), so who is resumed is the same and exact."""
+    caplog.set_level(logging.INFO)
     async with fake_runtime(store=tmp_path) as rt:
         session = await rt.session()
         await session.append([1, 2, 3, 4, 5, 6])
         point = await session.pause()
-    wider = ScriptedModel(page_tokens=8)
-    paged = replace(FINGERPRINT, state_layout=wider.layout.describe())
-    async with fake_runtime(wider, store=tmp_path, fingerprint=paged) as rt:
+    model = ScriptedModel(**other)
+    laid_out = replace(FINGERPRINT, state_layout=model.layout.describe())
+    async with fake_runtime(model, store=tmp_path, fingerprint=laid_out) as rt:
         again = await rt.resume(point, as_is=as_is)
+        assert f"{said}: replaying its tokens" in caplog.text
         assert (rt.counters.prefilled_tokens, again.inexact) == (6, False)
         assert np.array_equal(await again.logits(), logits_of(hash_of([1, 2, 3, 4, 5, 6])))
         await rt.resume(await again.pause(), as_is=as_is)
-        assert rt.counters.prefilled_tokens == 6, "it is stored in pages of this size now"
-    async with fake_runtime(wider, store=tmp_path, fingerprint=replace(paged, weights="others")) as rt:
+        assert rt.counters.prefilled_tokens == 6, "it is stored as this model has it now"
+    async with fake_runtime(model, store=tmp_path, fingerprint=replace(laid_out, weights="others")) as rt:
         with pytest.raises(ModelMismatch, match="weights"):
             await rt.resume(point, as_is=as_is)
 
