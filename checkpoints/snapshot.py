@@ -33,10 +33,14 @@ class LatentType(Enum):
 
     def row_items(self, width: int) -> int:
         """How many elements of `dtype` keep a latent of `width` numbers."""
-        return width + Q8_SCALE_BYTES if self is LatentType.Q8 else width
+        return width + _Q8_SCALE_BYTES if self is LatentType.Q8 else width
+
+    def row_bytes(self, width: int) -> int:
+        """The same in bytes: from one token's latent to the next."""
+        return self.row_items(width) * self.dtype.itemsize
 
 
-Q8_SCALE_BYTES: Final = 8
+_Q8_SCALE_BYTES: Final = 8
 _LATENT_DTYPES: Final[dict[LatentType, np.dtype[Any]]] = {
     LatentType.FLOAT32: np.dtype("<f4"),
     LatentType.BFLOAT16: np.dtype("<u2"),
@@ -91,9 +95,14 @@ class StateLayout:
         return self.latent_type.row_items(self.latent_width)
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of a token's latent in one layer."""
+        return self.latent_type.row_bytes(self.latent_width)
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of latents one token adds over all MLA layers."""
-        return self.mla_layers * self.row_items * self.latent_type.dtype.itemsize
+        return self.mla_layers * self.row_bytes
 
     def describe(self) -> str:
         """One line that is equal exactly when two layouts are; used as the fingerprint's `state_layout`."""

@@ -2,7 +2,8 @@
 
 A page is `[n_mla layers, page_tokens, row]`, a row of width = kv_lora + rope numbers: the normed latent, then the dims
 that all heads share (unrotated in these models). Token t of segment s is in page `page_addr[page_start[s] + t //
-page_tokens]`, row t % page_tokens of its layer. How many tokens a page holds decides no bits.
+page_tokens]`, row t % page_tokens of its layer. How many tokens a page holds decides no bits, and how many bytes lie
+between two rows is the caller's to say (`StateLayout`), who makes the pages.
 
 Rows of 8-bit codes (`naive.q8_latents`) are int8 `[width]`, then the float32 scales of the normed latent and of the
 shared dims. These have one of their own because they are not normed: in the nano model they are eight times as large,
@@ -37,37 +38,28 @@ F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
 
 BF16_BYTES, Q8_BYTES = 2, 1
-Q8_SCALE_BYTES = 8
-"""The two scales at the end of a row of codes."""
 
 _NAN = float("nan")
 
 
 class Pages(NamedTuple):
-    """Where a layer's latents are; see the file's docstring. `layer_offset` counts elements from a page's start, bytes
-    in pages of 8-bit codes."""
+    """Where a layer's latents are; see the file's docstring."""
 
     page_addr: Any
     page_start: Any
     page_tokens: Any
-    layer_offset: Any
+    layer: Any
+    row_bytes: Any
+    latent_bytes: Any
     kv_lora: Any
     width: Any
-    latent_bytes: Any
-    row_bytes: Any
-
-
-@inline
-def row_bytes_of(width: int, latent_bytes: int) -> int:
-    """From one token's latent to the next."""
-    return width + Q8_SCALE_BYTES if latent_bytes == Q8_BYTES else width * latent_bytes
 
 
 @inline
 def latent_address(pages: Pages, segment: int, token: int) -> Any:
     """Byte address of a token's latent."""
     page = pages.page_addr[pages.page_start[segment] + token // pages.page_tokens]
-    return page + pages.layer_offset * pages.latent_bytes + token % pages.page_tokens * pages.row_bytes
+    return page + (pages.layer * pages.page_tokens + token % pages.page_tokens) * pages.row_bytes
 
 
 @inline
@@ -187,7 +179,7 @@ def check_latent_bytes(latent_bytes: int) -> None:
 
 
 @kernel(
-    "void(f32[:, ::1], i64, f32[::1], f32, i64, i64[::1], i64[::1], i64[::1], i64[::1], i64, i64, i64)",
+    "void(f32[:, ::1], i64, f32[::1], f32, i64, i64[::1], i64[::1], i64[::1], i64[::1], i64, i64, i64, i64)",
     before=threads.start,
 )
 def store_latents(
@@ -201,19 +193,19 @@ def store_latents(
     page_addr: I64,
     page_start: I64,
     page_tokens: int,
-    layer_offset: int,
+    layer: int,
+    row_bytes: int,
     latent_bytes: int,
 ) -> None:
     """Write the latents of R rows: `norm_w.size` columns of `proj` from `col` normed, the next `rope` as they are.
 
-    Row r of segment s is token seg_pos[s] + r - seg_start[s]. `layer_offset` is the layer's place in a page, in
-    elements; `latent_bytes` is 4 (float32), 2 (bfloat16: rounded to nearest even, NaN kept) or 1 (8-bit codes, an
-    element a byte; a part of a latent with an infinity or NaN has a NaN scale). Raises ValueError for another size.
+    Row r of segment s is token seg_pos[s] + r - seg_start[s]. `layer` is the layer's number in a page, `row_bytes` are
+    from one token's latent to the next; `latent_bytes` is 4 (float32), 2 (bfloat16: rounded to nearest even, NaN kept)
+    or 1 (8-bit codes; a part of a latent with an infinity or NaN has a NaN scale). Raises ValueError for another size.
     """
     check_latent_bytes(latent_bytes)
     kv_lora, width = norm_w.size, norm_w.size + rope
-    row_bytes = row_bytes_of(width, latent_bytes)
-    pages = Pages(page_addr, page_start, page_tokens, layer_offset, kv_lora, width, latent_bytes, row_bytes)
+    pages = Pages(page_addr, page_start, page_tokens, layer, row_bytes, latent_bytes, kv_lora, width)
     spread = proj.shape[0] * pages.width > SPREAD_FLOATS
     arguments = (proj, col, norm_w, eps, seg_start, seg_pos, pages)
     parallel_for(proj.shape[0], spread, _store_row, arguments)

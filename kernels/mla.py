@@ -31,7 +31,7 @@ from serai.kernels import threads
 from serai.kernels.atomic import atomic_add, atomic_store
 from serai.kernels.compile import inline, kernel
 from serai.kernels.lanes import LINE_BYTES
-from serai.kernels.latents import Pages, check_latent_bytes, latent_address, load_latent, row_bytes_of
+from serai.kernels.latents import Pages, check_latent_bytes, latent_address, load_latent
 from serai.kernels.memory import addr, store_at
 from serai.kernels.mla_line import (
     LINES,
@@ -126,7 +126,7 @@ def _runs(heads: int, seg_start: Any, lanes: int) -> Any:
 
 
 @kernel(
-    "void(f32[:, ::1], f32, i64, i64, i64, i64[::1], i64[::1], i64[::1], i64[::1], i64, i64, i64, boolean,"
+    "void(f32[:, ::1], f32, i64, i64, i64, i64[::1], i64[::1], i64[::1], i64[::1], i64, i64, i64, i64, boolean,"
     "f32[:, ::1], f32[::1])",
     before=threads.start,
 )
@@ -141,7 +141,8 @@ def attend(
     page_addr: I64,
     page_start: I64,
     page_tokens: int,
-    layer_offset: int,
+    layer: int,
+    row_bytes: int,
     latent_bytes: int,
     pairs: bool,
     out: F32,
@@ -151,8 +152,8 @@ def attend(
 
     `q [R, heads * (kv_lora + rope)]`: absorbed queries, a head's latent part and then its shared part; `scale`
     multiplies the scores; `out [R, heads * kv_lora]`: mixed latents, a head after the other. Segments, pages,
-    `layer_offset` and `latent_bytes` as in `store_latents`. `pairs` multiplies in bfloat16: a rounding of 0.2 % in each
-    query and weight (and each 8-bit latent), at twice the speed where the CPU has it. `scratch`:
+    `layer`, `row_bytes` and `latent_bytes` as in `store_latents`. `pairs` multiplies in bfloat16: a rounding of 0.2 %
+    in each query and weight (and each 8-bit latent), at twice the speed where the CPU has it. `scratch`:
     `mla_scratch_floats(kv_lora, rope, threads)`; with less, fewer threads work. Raises ValueError if it is too small
     for one, for another size of latent, or for pairs of float32.
     """
@@ -174,8 +175,7 @@ def attend(
     lines = (vectors_a_task + TILE_VECTORS - 1) // TILE_VECTORS
     vectors = (vectors_a_task + lines - 1) // lines
     tasks = _runs(heads, seg_start, lines * vectors * 16)
-    row_bytes = row_bytes_of(width, latent_bytes)
-    pages = Pages(page_addr, page_start, page_tokens, layer_offset, kv_lora, width, latent_bytes, row_bytes)
+    pages = Pages(page_addr, page_start, page_tokens, layer, row_bytes, latent_bytes, kv_lora, width)
     attention = Attention(q, scale, heads, kv_lora, seg_start, seg_pos, pages, out, vectors, lines, pairs)
     counter = (addr(scratch, 0) + LINE_BYTES - 1) // LINE_BYTES * LINE_BYTES
     atomic_store(counter, 0)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serai.checkpoints.snapshot import LatentType
 from serai.kernels.kda import kda, kda_scratch_floats
 from serai.kernels.kda_inputs import DECAY, DECAYED_KEY, DECAYED_QUERY, KEY, NUMBERS, VALUE
 from serai.kernels.kda_pass import kda_step
@@ -33,8 +34,8 @@ KV_LORA, ROPE, PAGE_TOKENS = 512, 64, 64
 EXPERTS, PICKS = 896, 16
 WIDTH = HEADS * HEAD_DIM
 LATENT_WIDTH = KV_LORA + ROPE
-TOKEN_BYTES = 2 * LATENT_WIDTH
-Q8_TOKEN_BYTES = LATENT_WIDTH + 8
+TOKEN_BYTES = LatentType.BFLOAT16.row_bytes(LATENT_WIDTH)
+Q8_TOKEN_BYTES = LatentType.Q8.row_bytes(LATENT_WIDTH)
 TOKEN_OPERATIONS = 2 * HEADS * (LATENT_WIDTH + KV_LORA)
 """What one cached token costs a decoded one, in one layer: its bfloat16 latent, and the products of all heads."""
 
@@ -221,7 +222,8 @@ class Attention:
         self._scratch = aligned(mla_scratch_floats(KV_LORA, ROPE, threads()), np.float32)
         starts, position = np.array([0, rows], np.int64), np.array([context - rows], np.int64)
         page_start = np.array([0, pages], np.int64)
-        self._where = (starts, position, self._addresses, page_start, PAGE_TOKENS, 0, 1 if coded else 2)
+        form = (self.token_bytes, 1 if coded else 2)
+        self._where = (starts, position, self._addresses, page_start, PAGE_TOKENS, 0, *form)
 
     def run(self) -> None:
         attend(self._queries, 192**-0.5, HEADS, KV_LORA, ROPE, *self._where, True, self._out, self._scratch)

@@ -163,16 +163,13 @@ def mla_layer(
     last = query_column + shape.nope_dim
     copy_heads(queries, last, shape.query_dim, absorbed, lora, width, shape.heads, shape.rope_dim)
 
-    pages = (batch.seg_start, batch.seg_pos, batch.page_addr, batch.page_start, context.layout.page_tokens)
-    offset = index * context.layout.page_tokens * context.layout.row_items
-    size = context.layout.latent_type.dtype.itemsize
-    store_latents(
-        projected, columns["latent"], weights.kv_norm, config.latent_norm_eps, shape.rope_dim, *pages, offset, size
-    )
+    layout, tables = context.layout, (batch.seg_start, batch.seg_pos, batch.page_addr, batch.page_start)
+    pages = (*tables, layout.page_tokens, index, layout.row_bytes, layout.latent_type.dtype.itemsize)
+    store_latents(projected, columns["latent"], weights.kv_norm, config.latent_norm_eps, shape.rope_dim, *pages)
     latents = scratch.view("mixed", rows, shape.heads * lora)
     scale = shape.query_dim**-0.5
-    pairs = context.fast and context.layout.latent_type is not LatentType.FLOAT32
-    attend(absorbed, scale, shape.heads, lora, shape.rope_dim, *pages, offset, size, pairs, latents, scratch.mla)
+    pairs = context.fast and layout.latent_type is not LatentType.FLOAT32
+    attend(absorbed, scale, shape.heads, lora, shape.rope_dim, *pages, pairs, latents, scratch.mla)
     values = scratch.view("second", rows, shape.heads * shape.v_dim)
     matmul(latents, 0, weights.value_up, values, 0, x_stride=lora, out_stride=shape.v_dim)
     if shape.output_gate:

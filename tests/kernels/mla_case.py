@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.kernels import naive, threads
-from serai.kernels.latents import Q8_SCALE_BYTES, store_latents
+from serai.kernels.latents import store_latents
 from serai.kernels.mla import attend
 from serai.kernels.mla_line import mla_scratch_floats
 
@@ -49,13 +49,13 @@ class Session:
 
     @property
     def row(self) -> int:
-        """Elements of a page that a token takes in a layer."""
-        return self.width + (Q8_SCALE_BYTES if self.latent_bytes == 1 else 0)
+        """Elements of a page that a token takes in a layer: a number each, and two scales after 8-bit codes."""
+        return self.width + (8 if self.latent_bytes == 1 else 0)
 
     @property
-    def place(self) -> int:
-        """Where the layer under test is in a page, in elements."""
-        return LAYER * self.page_tokens * self.row
+    def form(self) -> tuple[int, int, int, int]:
+        """How the latents of the layer under test lie in a page, as the kernels want it told."""
+        return self.page_tokens, LAYER, self.row * self.latent_bytes, self.latent_bytes
 
     def forget(self) -> None:
         """New pages, all NaN."""
@@ -107,8 +107,8 @@ def store(spans: list[Span]) -> None:
     s, tables = spans[0][0], Tables(spans)
     parts = [session.proj[first:last] for session, first, last in spans]
     proj = np.pad(np.concatenate(parts), ((0, 0), (3, 2)), constant_values=np.nan)
-    tail = (tables.starts, tables.positions, tables.pages, tables.page_starts, s.page_tokens, s.place, s.latent_bytes)
-    store_latents(proj, 3, s.norm_w, 1e-6, s.rope, *tail)
+    where = (tables.starts, tables.positions, tables.pages, tables.page_starts, *s.form)
+    store_latents(proj, 3, s.norm_w, 1e-6, s.rope, *where)
 
 
 def run(spans: list[Span], slots: int | None = None) -> list[F32]:
@@ -118,7 +118,7 @@ def run(spans: list[Span], slots: int | None = None) -> list[F32]:
     out = np.full((len(q), s.heads * s.kv_lora), np.nan, np.float32)
     floats = mla_scratch_floats(s.kv_lora, s.rope, slots or threads.threads())
     memory = np.full(floats + BEHIND, np.nan, np.float32)
-    where = (tables.starts, tables.positions, tables.pages, tables.page_starts, s.page_tokens, s.place, s.latent_bytes)
+    where = (tables.starts, tables.positions, tables.pages, tables.page_starts, *s.form)
     attend(q, s.score_scale, s.heads, s.kv_lora, s.rope, *where, s.pairs, out, memory[:floats])
     assert np.isnan(memory[floats:]).all()
     return [out[a:b].copy() for a, b in zip(tables.starts[:-1].tolist(), tables.starts[1:].tolist(), strict=True)]

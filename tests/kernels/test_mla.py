@@ -297,7 +297,7 @@ def test_wrong_arrays_sizes_and_scratch_are_refused() -> None:
     """B07: an array that would need a private copy never passes."""
     session = Session(2, 16, 16, 3)
     tables = Tables([(session, 0, 3)])
-    where = (tables.starts, tables.positions, tables.pages, tables.page_starts, 16, 0)
+    where = (tables.starts, tables.positions, tables.pages, tables.page_starts, 16, 0, 4 * 32)
     out, scratch = np.zeros((3, 32), np.float32), np.zeros(mla_scratch_floats(16, 16, 1), np.float32)
     with pytest.raises(TypeError):
         attend(session.queries[:, ::2], 0.1, 1, 16, 16, *where, 4, False, out, scratch)
