@@ -22,6 +22,7 @@ from serai.kernels.memory import (
     u8x64_at,
     u16_at,
 )
+from serai.kernels.naive import Q8_LARGEST, Q8_LEAST_PEAK
 from serai.kernels.simd import (
     any_of,
     as_f32,
@@ -45,8 +46,6 @@ SCALE_BYTES = 32
 COLUMN_BYTES = 16
 CODE_OFFSET = 128
 """What makes a weight unsigned."""
-# Below this largest magnitude a row of 32 counts as zero.
-_SMALLEST = 1e-30
 _NAN_BITS = 0x7FC0
 
 
@@ -91,10 +90,10 @@ def _quantize_32(low: Any, high: Any, codes: int, room: int) -> Any:
     """32 weights of one row to their four bytes in each of eight runs; gives their scale's bits."""
     largest = splat_f32(hmax(vmax(vabs(low), vabs(high))))
     # Up to the next bfloat16, unless it is one already.
-    bits = (as_u32(largest / 127.0) + 0xFFFF) >> 16
+    bits = (as_u32(largest / Q8_LARGEST) + 0xFFFF) >> 16
     inverse = 1.0 / as_f32(bits << 16)
     scale = lane(bits, 0)
-    if lane(largest, 0) <= _SMALLEST:
+    if lane(largest, 0) < Q8_LEAST_PEAK:
         inverse, scale = splat_f32(0.0), np.uint32(0)
     # x - x is 0 unless x is an infinity or NaN, which then shows in every output.
     if any_of(((low - low) != 0.0) | ((high - high) != 0.0)):

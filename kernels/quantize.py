@@ -16,6 +16,7 @@ from serai.kernels.compile import inline, kernel
 from serai.kernels.matrix import GROUP, aligned
 from serai.kernels.memory import addr, f32_at, i32_at, store_at, store_scalar_f32_at, store_scalar_i32_at
 from serai.kernels.mxfp4 import CODE_OFFSET as MXFP4_OFFSET
+from serai.kernels.naive import Q8_LARGEST, Q8_LEAST_PEAK
 from serai.kernels.q8 import CODE_OFFSET as Q8_OFFSET
 from serai.kernels.simd import (
     as_f32,
@@ -34,9 +35,9 @@ from serai.kernels.simd import (
 )
 from serai.kernels.threads import parallel_for
 
-# Below this largest magnitude a block counts as zero. Any scale serves then, and one that is a normal number keeps the
-# others of its rows within a range.
-_SMALLEST_BITS, _OF_ZEROS = int(np.float32(1e-30).view(np.int32)), np.float32(1.0)
+# Any scale serves a block that counts as zero, and one that is a normal number keeps the others of its rows within a
+# range.
+_LEAST_BITS, _OF_ZEROS = int(Q8_LEAST_PEAK.view(np.int32)), np.float32(1.0)
 _INFINITY_BITS = 0x7F800000
 # Blocks, of about 10 ns each.
 _WORTH_SPREADING = 1 << 7
@@ -117,10 +118,10 @@ def quantize_block(low: Any, high: Any, out: Any, block: int) -> None:
     # Sizes order as their bits do, with infinity and NaN above all numbers.
     bits = hmax(vmax(as_i32(vabs(low)), as_i32(vabs(high))))
     largest = as_f32(splat_i32(bits))
-    rounded = (as_i32(largest * splat_f32(1.0 / 127.0)) + _BELOW_SCALE_BITS) & ~_BELOW_SCALE_BITS
+    rounded = (as_i32(largest * splat_f32(1.0 / Q8_LARGEST)) + _BELOW_SCALE_BITS) & ~_BELOW_SCALE_BITS
     unit = lane(as_f32(rounded), 0)
     inverse = np.float32(1.0) / unit
-    if bits <= _SMALLEST_BITS:
+    if bits <= _LEAST_BITS:
         inverse, unit = np.float32(0.0), _OF_ZEROS
     elif bits >= _INFINITY_BITS:
         inverse, unit = np.float32(0.0), np.float32(_NAN)
