@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.kernels import threads
+from serai.kernels.amx import HAS_TILES
 from serai.kernels.compile import inline, kernel
 from serai.kernels.matrix import GROUP, aligned
 from serai.kernels.memory import addr, f32_at, i32_at, store_at, store_scalar_f32_at, store_scalar_i32_at
@@ -137,8 +138,9 @@ def quantize_block(low: Any, high: Any, out: Any, block: int) -> None:
 @inline
 def range_of_scales(scales: int, pitch: int, groups: int, rows: int) -> Any:
     """The lowest and the highest of ``rows`` rows' scales, each as the bits of a float32 read as an integer; (0, 0) for
-    fewer than sixteen rows. ``scales`` is the address of the first row's in an array of ``pitch`` rows."""
-    if rows < SCALE_RANGE_ROWS:
+    fewer than sixteen rows, and where the tile unit takes them, which has no use for it. ``scales`` is the address of
+    the first row's in an array of ``pitch`` rows."""
+    if HAS_TILES or rows < SCALE_RANGE_ROWS:
         return np.int64(0), np.int64(0)
     low = high = i32_at(scales)
     for group in range(groups):
