@@ -11,7 +11,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from serai.kernels.simd import dot4_value, wide_dot4_value
+from serai.kernels.simd_bytes import dot4_value, wide_dot4_value
 from serai.kernels.vec import call_llvm, define, f32x16, i32x16, pointer_value, splat_value, u8x64
 
 

@@ -12,17 +12,13 @@ import numpy as np
 from serai.kernels.compile import inline
 from serai.kernels.memory import i8_at, scalar_i32_at, store_at, u8_at, u8x64_at
 from serai.kernels.simd import (
-    HAS_WIDE_LOOKUP,
-    SHUFFLE_IS_FAST,
     as_f32,
     as_i32,
     as_u8,
     as_u16,
     hmax,
     hmin,
-    lookup_64,
     select,
-    shuffle_bytes,
     splat_f32,
     splat_i32,
     splat_u8x64,
@@ -31,6 +27,7 @@ from serai.kernels.simd import (
     vmax,
     vmin,
 )
+from serai.kernels.simd_bytes import HAS_WIDE_LOOKUP, SHUFFLE_IS_FAST, lookup_64, shuffle_bytes
 from serai.kernels.vec import constant, define, u8x64
 
 BLOCK_BYTES = 256

@@ -14,7 +14,8 @@ from serai.kernels.compile import inline, kernel
 from serai.kernels.exact import prefetch_ahead
 from serai.kernels.lanes import stream_fence, stream_store_at
 from serai.kernels.memory import addr, f32_at, i8x64_at, i32_at, store_at, u8x64_at
-from serai.kernels.simd import as_f32, as_u32, dot4, fma
+from serai.kernels.simd import as_f32, as_u32, fma
+from serai.kernels.simd_bytes import dot4
 from serai.kernels.threads import parallel_for
 from serai.kernels.tiles import pair_dot
 
