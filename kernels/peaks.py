@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.kernels import threads
-from serai.kernels.compile import inline, kernel
+from serai.kernels.compile import inline, kernel, thin
 from serai.kernels.exact import prefetch_ahead
 from serai.kernels.lanes import stream_fence, stream_store_at
 from serai.kernels.memory import addr, f32_at, i8x64_at, i32_at, store_at, u8x64_at
@@ -27,6 +27,7 @@ DOT_OPERATIONS = 12 * 64 * 2
 PAIR_OPERATIONS = 12 * 32 * 2
 FMA_OPERATIONS = 12 * 16 * 2
 """Operations in one turn of the loops below: twelve chains, which covers the latency of two units."""
+_CHAIN_BYTES = 12 * 64
 
 
 @inline
@@ -68,18 +69,23 @@ def copy_stream(source: NDArray[np.float32], target: NDArray[np.float32], stream
     parallel_for(apart // TASK_BYTES, True, _copy_task, (addr(source, 0), addr(target, 0), TASK_BYTES, apart, streams))
 
 
+@thin
+def _twelve_chains(step: Any, start: Any, u: Any, s: Any, turns: int, out: int) -> None:
+    """`turns` turns of ``chain = step(chain, u, s)`` in each of twelve registers, which are left at `out`."""
+    a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = a8 = a9 = aa = ab = start
+    for _ in range(turns):
+        a0, a1, a2, a3 = step(a0, u, s), step(a1, u, s), step(a2, u, s), step(a3, u, s)
+        a4, a5, a6, a7 = step(a4, u, s), step(a5, u, s), step(a6, u, s), step(a7, u, s)
+        a8, a9, aa, ab = step(a8, u, s), step(a9, u, s), step(aa, u, s), step(ab, u, s)
+    chains: Any = (a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, aa, ab)
+    for i in range(12):
+        store_at(out + 64 * i, as_f32(chains[i]))
+
+
 @inline
 def _dot_task(task: int, numbers: int, turns: int, out: int) -> None:
     u, s = u8x64_at(numbers), i8x64_at(numbers + 64)
-    a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = a8 = a9 = aa = ab = i32_at(numbers)
-    for _ in range(turns):
-        a0, a1, a2, a3 = dot4(a0, u, s), dot4(a1, u, s), dot4(a2, u, s), dot4(a3, u, s)
-        a4, a5, a6, a7 = dot4(a4, u, s), dot4(a5, u, s), dot4(a6, u, s), dot4(a7, u, s)
-        a8, a9, aa, ab = dot4(a8, u, s), dot4(a9, u, s), dot4(aa, u, s), dot4(ab, u, s)
-    at = out + task * 12 * 64
-    chains: Any = (a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, aa, ab)
-    for i in range(12):
-        store_at(at + 64 * i, as_f32(chains[i]))
+    _twelve_chains(dot4, i32_at(numbers), u, s, turns, out + task * _CHAIN_BYTES)
 
 
 @kernel("void(f32[::1], i64, i64, f32[::1])", before=threads.start)
@@ -91,15 +97,7 @@ def dot_peak(numbers: NDArray[np.float32], tasks: int, turns: int, out: NDArray[
 @inline
 def _fma_task(task: int, numbers: int, turns: int, out: int) -> None:
     u, s = f32_at(numbers), f32_at(numbers + 64)
-    a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = a8 = a9 = aa = ab = f32_at(numbers)
-    for _ in range(turns):
-        a0, a1, a2, a3 = fma(a0, u, s), fma(a1, u, s), fma(a2, u, s), fma(a3, u, s)
-        a4, a5, a6, a7 = fma(a4, u, s), fma(a5, u, s), fma(a6, u, s), fma(a7, u, s)
-        a8, a9, aa, ab = fma(a8, u, s), fma(a9, u, s), fma(aa, u, s), fma(ab, u, s)
-    at = out + task * 12 * 64
-    chains: Any = (a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, aa, ab)
-    for i in range(12):
-        store_at(at + 64 * i, chains[i])
+    _twelve_chains(fma, f32_at(numbers), u, s, turns, out + task * _CHAIN_BYTES)
 
 
 @kernel("void(f32[::1], i64, i64, f32[::1])", before=threads.start)
@@ -111,15 +109,7 @@ def fma_peak(numbers: NDArray[np.float32], tasks: int, turns: int, out: NDArray[
 @inline
 def _pair_task(task: int, numbers: int, turns: int, out: int) -> None:
     u, s = as_u32(f32_at(numbers)), as_u32(f32_at(numbers + 64))
-    a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = a8 = a9 = aa = ab = f32_at(numbers)
-    for _ in range(turns):
-        a0, a1, a2, a3 = pair_dot(a0, u, s), pair_dot(a1, u, s), pair_dot(a2, u, s), pair_dot(a3, u, s)
-        a4, a5, a6, a7 = pair_dot(a4, u, s), pair_dot(a5, u, s), pair_dot(a6, u, s), pair_dot(a7, u, s)
-        a8, a9, aa, ab = pair_dot(a8, u, s), pair_dot(a9, u, s), pair_dot(aa, u, s), pair_dot(ab, u, s)
-    at = out + task * 12 * 64
-    chains: Any = (a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, aa, ab)
-    for i in range(12):
-        store_at(at + 64 * i, chains[i])
+    _twelve_chains(pair_dot, f32_at(numbers), u, s, turns, out + task * _CHAIN_BYTES)
 
 
 @kernel("void(f32[::1], i64, i64, f32[::1])", before=threads.start)
