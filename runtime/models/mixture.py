@@ -43,11 +43,12 @@ def resident_experts(
     running: NDArray[np.float32],
 ) -> None:
     """After `send_rows`, routed experts that all lie in memory, at `addresses`, and shared ones; adds to `running`."""
-    scratch, picks = context.scratch, context.scratch.picks(len(normed))
-    most = min(picks.size, context.moe.experts)
+    scratch, k = context.scratch, context.moe.experts_per_token
+    places = len(normed) * k
+    most = min(places, context.moe.experts)
     look_up(addresses, scratch.distinct[:most], scratch.addresses[:most])
     beside = beside_experts(context, weights, normed)
-    run_experts(context, beside, scratch.addresses[:most], scratch.starts[: most + 1], scratch.pairs[: picks.size])
+    run_experts(context, beside, k, scratch.addresses[:most], scratch.starts[: most + 1], scratch.pairs[:places])
     add_each(context, weights, beside, running)
 
 
@@ -72,7 +73,7 @@ def visited_experts(
         beside = do("beside experts", beside_experts, context, weights, normed)
         early: Callable[[], None] | None = None
         if look_ahead is not None:
-            each = _outputs(context, len(normed))
+            each = _outputs(context, picks.size)
             each[:] = 0  # it sums what there is
             pick_weights = scratch.view("pick_weights", *picks.shape)
             early = partial(look_ahead, weights, each, pick_weights, beside.shared)
@@ -104,42 +105,44 @@ def beside_experts(context: Context, weights: MoeWeights, normed: NDArray[np.flo
 def run_experts(
     context: Context,
     inputs: Beside,
+    picks: int,
     addresses: NDArray[np.int64],
     starts: NDArray[np.int32],
     pairs: NDArray[np.int32],
-) -> None:
-    """What the experts at `addresses` make of the rows of their pairs, each pair's output at its own place.
+) -> NDArray[np.float32]:
+    """What the experts at `addresses` make of the rows of their pairs, pair `row * picks + j` being a row's j-th.
 
-    Each is kept until all are there, since experts come in any order.
+    Gives the outputs of all pairs, each at its own place, until other rows come: experts come in any order.
     """
-    scratch, held, k = context.scratch, context.experts, context.moe.experts_per_token
-    inner = scratch.view("inner", len(inputs.rows) * k, held.layout.inner)
+    scratch, layout, places = context.scratch, context.experts.layout, len(inputs.rows) * picks
+    inner, out = scratch.view("inner", places, layout.inner), _outputs(context, places)
     experts(
         inputs.rows,
         inputs.column,
-        held.layout,
+        layout,
         addresses,
         starts,
         pairs,
-        k,
+        picks,
         context.config.activation,
         inner,
-        _outputs(context, len(inputs.rows)),
+        out,
         fast=context.fast,
         quantised=scratch.quantised,
     )
+    return out
 
 
-def _outputs(context: Context, rows: int) -> NDArray[np.float32]:
-    """Of each expert for each row that picked it, float32 `[rows * picks, latent]`."""
-    return context.scratch.view("expert_out", rows * context.moe.experts_per_token, context.moe.latent)
+def _outputs(context: Context, places: int) -> NDArray[np.float32]:
+    """Of an expert for a row that picked it, each at its place: float32 `[places, latent]`."""
+    return context.scratch.view("expert_out", places, context.moe.latent)
 
 
 def add_each(context: Context, weights: MoeWeights, beside: Beside, running: NDArray[np.float32]) -> None:
     """Sum what each routed expert gave, and add that and the shared ones' part."""
-    moe, scratch, rows = context.moe, context.scratch, len(running)
-    routed = scratch.view("mixed", rows, moe.latent)
-    combine(_outputs(context, rows), scratch.view("pick_weights", rows, moe.experts_per_token), routed)
+    scratch, rows, k = context.scratch, len(running), context.moe.experts_per_token
+    routed = scratch.view("mixed", rows, context.moe.latent)
+    combine(_outputs(context, rows * k), scratch.view("pick_weights", rows, k), routed)
     add_experts(context, weights, routed, beside.shared, running)
 
 
@@ -225,7 +228,7 @@ def _in_turn(
         if batch is not None:
             everything = len(batch.which) == found
             some_starts, some_pairs = (starts, pairs) if everything else pairs_of(batch.which, starts, pairs)
-            run_experts(context, inputs, batch.addresses, some_starts, some_pairs)
+            run_experts(context, inputs, k, batch.addresses, some_starts, some_pairs)
         elif not visit.finished:
             if before_the_last is not None and visit.is_draining:
                 before_the_last()
@@ -233,5 +236,5 @@ def _in_turn(
             yield visit.wait
     for place, error in visit.failures.items():
         lost = pairs[starts[place] : starts[place + 1]]
-        _outputs(context, len(inputs.rows))[lost] = 0
+        _outputs(context, len(pairs))[lost] = 0
         context.failures.update((int(pair) // k, error) for pair in lost)

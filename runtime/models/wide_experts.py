@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.kernels.matrix import aligned
-from serai.kernels.moe import combine_some, experts, group
+from serai.kernels.moe import combine_some, group
 from serai.runtime.experts.access import Batch, Visit, Wait
 from serai.runtime.models.layers import Context
+from serai.runtime.models.mixture import Beside, run_experts
 from serai.runtime.models.scratch_shape import FOUND
 
 
@@ -101,26 +102,10 @@ def _some_pairs(
     pairs: NDArray[np.int32],
 ) -> None:
     """Compute so many pairs, each given its row's input as a row of its own, and add them to their rows' sums."""
-    scratch, layout, count = context.scratch, context.experts.layout, len(pairs)
-    inputs = scratch.view("mixed", count, layout.latent)
+    inputs = context.scratch.view("mixed", len(pairs), context.moe.latent)
     np.take(source, pairs // routed.picks.shape[1], axis=0, out=inputs, mode="clip")
-    inner = scratch.view("inner", count, layout.inner)
-    each = scratch.view("expert_out", count, layout.latent)
-    own = np.arange(count, dtype=np.int32)
-    experts(
-        inputs,
-        0,
-        layout,
-        addresses,
-        starts,
-        own,
-        1,
-        context.config.activation,
-        inner,
-        each,
-        fast=context.fast,
-        quantised=scratch.quantised,
-    )
+    own = np.arange(len(pairs), dtype=np.int32)
+    each = run_experts(context, Beside(inputs, 0, None), 1, addresses, starts, own)
     combine_some(each, pairs, routed.weights, routed.sums)
 
 
