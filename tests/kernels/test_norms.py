@@ -1,6 +1,7 @@
 """Norms, attention residuals and gates against float64, into buffers full of NaN, in any number of rows."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,10 @@ WIDTHS = [1, 15, 16, 17, 64, 65, 200, 2304]
 
 def normal(*shape: int, seed: int = 0) -> F32:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def scaled(size: float, *shape: int, seed: int = 0) -> F32:
+    return (normal(*shape, seed=seed) * size).astype(np.float32)
 
 
 def unset(*shape: int) -> F32:
@@ -40,24 +45,42 @@ def test_rms_norm_in_place_gives_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("hidden", [16, 33, 56, 112, 128, 200])
-@pytest.mark.parametrize("n_blocks", [0, 1, 3, 8, 17])
-@pytest.mark.parametrize("use_ps", [0, 1])
-def test_attention_residual_matches_float64(hidden: int, n_blocks: int, use_ps: int) -> None:
-    if n_blocks + use_ps == 0:
-        with pytest.raises(ValueError, match="1 to 256"):
-            run_attn_res(normal(1, 2, hidden), 0, normal(2, hidden), 0, normal(hidden), normal(hidden))
-        return
-    blocks, ps = normal(n_blocks + 2, 4, hidden) * 3, normal(4, hidden, seed=1) * 3
+@pytest.mark.parametrize(("n_blocks", "use_ps"), [(0, 1), (1, 0), (1, 1), (3, 0), (3, 1), (8, 1), (17, 0), (17, 1)])
+@pytest.mark.parametrize("size", [3.0, 3e-3])
+def test_attention_residual_matches_float64(hidden: int, n_blocks: int, use_ps: int, size: float) -> None:
+    """Scores of about 1, so that every state counts, and states so small, too, that each eps does."""
+    blocks, ps = scaled(size, n_blocks + 2, 4, hidden), scaled(size, 4, hidden, seed=1)
     blocks[n_blocks:] = np.nan
-    score_w, norm_w = normal(hidden, seed=2), normal(hidden, seed=3)
+    score_w, norm_w = directions(hidden)
     out = run_attn_res(blocks, n_blocks, ps, use_ps, score_w, norm_w)
+    np.testing.assert_allclose(out, defined(blocks, n_blocks, ps, use_ps, score_w, norm_w), rtol=2e-5, atol=2e-6)
+
+
+def test_as_many_states_are_mixed_as_there_is_room_for_and_none_or_more_are_refused() -> None:
+    most, hidden = norms.MAX_RESIDUALS, 16
+    blocks, ps = normal(most, 2, hidden), normal(2, hidden, seed=1)
+    score_w, norm_w = directions(hidden)
+    for n_blocks, use_ps in ((most, 0), (most - 1, 1)):
+        out = run_attn_res(blocks, n_blocks, ps, use_ps, score_w, norm_w)
+        np.testing.assert_allclose(out, defined(blocks, n_blocks, ps, use_ps, score_w, norm_w), rtol=2e-5, atol=2e-6)
+    for n_blocks, use_ps in ((most, 1), (0, 0)):
+        with pytest.raises(ValueError, match="1 to 256"):
+            run_attn_res(blocks, n_blocks, ps, use_ps, score_w, norm_w)
+
+
+def directions(hidden: int) -> tuple[F32, F32]:
+    """A score vector that gives scores of about 1, and a norm's weight."""
+    return (normal(hidden, seed=2) / np.sqrt(hidden)).astype(np.float32), normal(hidden, seed=3)
+
+
+def defined(blocks: F32, n_blocks: int, ps: F32, use_ps: int, score_w: F32, norm_w: F32) -> NDArray[np.float64]:
+    """What `run_attn_res` should give, in float64."""
     mixed = ps.astype(np.float64)
     if n_blocks:
         states = [block.astype(np.float64) for block in blocks[:n_blocks]]
-        mixed = naive.attention_residual(
-            states, mixed if use_ps else None, score_w.astype(np.float64), np.ones(1), 1e-5
-        )
-    np.testing.assert_allclose(out, naive.rms_norm(mixed, norm_w, 1e-6), rtol=2e-5, atol=2e-6)
+        weight = score_w.astype(np.float64)
+        mixed = naive.attention_residual(states, mixed if use_ps else None, weight, np.ones(1), 1e-5)
+    return np.asarray(naive.rms_norm(mixed, norm_w.astype(np.float64), 1e-6))
 
 
 def run_attn_res(blocks: F32, n_blocks: int, ps: F32, use_ps: int, score_w: F32, norm_w: F32) -> F32:
@@ -83,6 +106,16 @@ def test_sigmoid_gate_multiplies_in_place_only_its_columns() -> None:
     np.testing.assert_array_equal(x[:, 37:], before[:, 37:])
 
 
+@pytest.mark.parametrize("n", [1, 16, 17, 40])
+def test_copied_heads_land_in_their_columns_and_nowhere_else(n: int) -> None:
+    x, out, expected = normal(3, 150), unset(3, 160), unset(3, 160)
+    norms.copy_heads(x, 2, n + 3, out, 5, n + 7, 3, n)
+    for head in range(3):
+        source, target = 2 + head * (n + 3), 5 + head * (n + 7)
+        expected[:, target : target + n] = x[:, source : source + n]
+    np.testing.assert_array_equal(out, expected)
+
+
 def test_add_is_one_rounded_addition() -> None:
     a, b, out = normal(3, 37), normal(3, 37, seed=1), unset(3, 37)
     norms.add(a, b, out)
@@ -102,15 +135,20 @@ def test_finite_check_reports_nan_and_both_infinities(value: float, position: in
     assert out.tolist() == [1, 0, 1]
 
 
-def results(rows: int) -> list[F32]:
+def results(rows: int) -> list[NDArray[Any]]:
     """Every kernel of the file over the first `rows` rows of a fixed input."""
     x, w = normal(40, 2304)[:rows].copy(), normal(2304, seed=1)
     blocks, gate = normal(5, 40, 2304, seed=2)[:, :rows].copy(), normal(40, 2304, seed=3)[:rows].copy()
     normed, gated, total = unset(rows, 2304), x.copy(), unset(rows, 2304)
+    copied, finite, odd = np.zeros((rows, 2304), np.float32), np.full(rows, 7, np.uint8), x.copy()
+    odd[::3, 1000] = np.nan
     norms.rms_norm(x, 0, 2304, w, 1e-5, normed, 0)
     norms.sigmoid_gate(gated, 0, gate, 0, 2304)
     norms.add(x, gate, total)
-    return [normed, gated, total, run_attn_res(blocks, 5, x, 1, w, w)]
+    norms.copy_heads(x, 4, 150, copied, 0, 140, 12, 128)
+    norms.is_finite_rows(odd, finite)
+    mixed = run_attn_res(blocks, 5, x, 1, w / np.float32(48), w)
+    return [normed, gated, total, copied, finite, mixed]
 
 
 def bits() -> str:
@@ -123,6 +161,7 @@ def test_every_simd_path_gives_the_same_bits() -> None:
 
 def test_a_rows_bits_do_not_depend_on_rows_or_threads() -> None:
     whole = results(40)
+    assert all(np.isfinite(one).all() for one in whole)
     before = threads.threads()
     try:
         for count in (1, 2, 3):
