@@ -32,4 +32,5 @@ def to_matrices(panels: NDArray[Any], heads: int, value_dim: int) -> NDArray[Any
     """The inverse of `to_panels`, a copy."""
     *outer, count, key_dim, _ = panels.shape
     apart = np.swapaxes(panels.reshape(*outer, heads, count // heads, key_dim, PANEL), -3, -2)
-    return np.ascontiguousarray(apart.reshape(*outer, heads, key_dim, -1)[..., :value_dim])
+    # With one whole panel a head nothing has moved, and what only makes it contiguous would give the same memory.
+    return np.array(apart.reshape(*outer, heads, key_dim, -1)[..., :value_dim], order="C")

@@ -22,3 +22,13 @@ def test_a_panel_holds_sixteen_columns_of_every_key_channel(
             wanted = matrices[..., head, :, column] if column < value_dim else np.zeros_like(there)
             np.testing.assert_array_equal(there, wanted)
     np.testing.assert_array_equal(to_matrices(stored, heads, value_dim), matrices)
+
+
+@pytest.mark.parametrize(("heads", "value_dim"), [(1, 16), (2, 16), (1, 32), (2, 7)])
+def test_both_ways_give_copies_even_where_nothing_moves(heads: int, value_dim: int) -> None:
+    matrices = np.ones((heads, 5, value_dim), np.float32)
+    panels = to_panels(matrices)
+    back = to_matrices(panels, heads, value_dim)
+    assert not np.shares_memory(panels, matrices)
+    assert not np.shares_memory(back, panels)
+    assert back.flags.c_contiguous

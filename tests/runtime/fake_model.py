@@ -6,6 +6,7 @@ pools, pages, drafts and the store.
 
 import ctypes
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from enum import Enum, auto
 from math import prod
 from typing import Any, cast
@@ -41,8 +42,13 @@ class Flaw(Enum):
 class FakeModel:
     """Mixes each token into a matrix, keeps the last token ids and a latent of each token, and answers from those."""
 
-    def __init__(self, flaw: Flaw | None = None, latents: LatentType = LatentType.FLOAT32) -> None:
-        self.config = parse_config(TINY_LINEAR.config())
+    def __init__(
+        self,
+        flaw: Flaw | None = None,
+        latents: LatentType = LatentType.FLOAT32,
+        kda_head_dim: int = TINY_LINEAR.kda_head_dim,
+    ) -> None:
+        self.config = parse_config(replace(TINY_LINEAR, kda_head_dim=kda_head_dim).config())
         self.layout = state_layout(self.config, latents)
         self.max_rows = 256
         self.wide_rows = 400
@@ -127,9 +133,13 @@ def _floats(address: int, count: int) -> Floats:
     return floats
 
 
-def loaded_fake(flaw: Flaw | None = None, latents: LatentType = LatentType.FLOAT32) -> LoadedModel:
+def loaded_fake(
+    flaw: Flaw | None = None,
+    latents: LatentType = LatentType.FLOAT32,
+    kda_head_dim: int = TINY_LINEAR.kda_head_dim,
+) -> LoadedModel:
     """The fake as the engine's checks take it."""
-    model = FakeModel(flaw, latents)
+    model = FakeModel(flaw, latents, kda_head_dim)
     names = ("config", "tokenizer", "chat_format", "precision", "trunk", "latents")
     fingerprint = Fingerprint(
         **dict.fromkeys(names, "fake"),
