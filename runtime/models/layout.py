@@ -1,5 +1,7 @@
 """The shapes of a session's state, from a model's configuration."""
 
+from dataclasses import replace
+
 from serai.checkpoints.snapshot import LatentType, StateLayout
 from serai.kernels.kda_panels import PANEL, panels_of
 from serai.runtime.errors import BadParameter
@@ -44,3 +46,20 @@ def state_layout(config: ModelConfig, latents: LatentType) -> StateLayout:
         page_tokens=page_tokens_of(config),
         vocab=config.vocab_size,
     )
+
+
+def holds_the_same_numbers(stored: StateLayout, ours: StateLayout) -> bool:
+    """Whether states of the two layouts are of the same sizes and differ at most in where their numbers lie.
+
+    Builds have differed in that, models don't: in the tokens of a page, and in a KDA head's matrix, which was stored by
+    its rows before it was in panels. Any other shape is another model's.
+    """
+    if stored.kda_shape not in (ours.kda_shape, _kda_shape_by_rows(ours)):
+        return False
+    return replace(stored, page_tokens=ours.page_tokens, kda_shape=ours.kda_shape) == ours
+
+
+def _kda_shape_by_rows(ours: StateLayout) -> tuple[int, int, int, int]:
+    """`(layers, heads, head_dim, head_dim)`; where a head is one whole panel, that is the same shape and order."""
+    layers, panels, head_dim, _ = ours.kda_shape
+    return layers, panels // panels_of(head_dim), head_dim, head_dim

@@ -26,6 +26,7 @@ from serai.checkpoints.store import Store, require_same_model
 from serai.checkpoints.upkeep.gc import GcPolicy, GcReport, collect
 from serai.runtime.errors import BadParameter, FormatUnknown, SeraiError, SessionGone, SnapshotCorrupt, SnapshotMissing
 from serai.runtime.memory.give_back import GiveBack
+from serai.runtime.models.layout import holds_the_same_numbers
 from serai.runtime.sessions.turns import Span, Timeline
 from serai.runtime.state import State, snapshot_of
 from serai.runtime.to_the_end import in_thread_to_the_end
@@ -330,8 +331,7 @@ class Journal:
                 store.set_aside(holder, str(error))
                 continue
             found, ours = info.fingerprint, self._layout
-            # Neither the size of pages nor the order of KDA's numbers in memory is the model's: builds differ in it.
-            if replace(info.layout, page_tokens=ours.page_tokens, kda_shape=ours.kda_shape) == ours:
+            if holds_the_same_numbers(info.layout, ours):
                 found = replace(found, state_layout=self._fingerprint.state_layout)
             require_same_model(holder, found, self._fingerprint)
             if info.layout.kda_shape != ours.kda_shape:

@@ -22,9 +22,12 @@ from serai.runtime.errors import (
     SessionGone,
 )
 from tests.runtime.fake_runtime import FINGERPRINT, fake_runtime
-from tests.runtime.scripted import GREEDY, SAMPLED, ScriptedModel, hash_of, logits_of
+from tests.runtime.scripted import GREEDY, LAYOUT, SAMPLED, ScriptedModel, hash_of, logits_of
 
 pytestmark = pytest.mark.anyio
+
+PANELS = (1, 1, 2, 16)
+"""The shape of the scripted model's KDA state in panels; the one it has else is a matrix by rows, as it once was."""
 
 
 async def test_a_seed_that_was_drawn_is_durable_before_the_first_token_is_shown(tmp_path: Path) -> None:
@@ -94,8 +97,8 @@ async def test_what_was_said_survives_a_crash_and_is_replayed(tmp_path: Path) ->
     ("other", "said"),
     [
         ({"page_tokens": 8}, "has pages of another size"),
-        ({"kda_shape": (1, 2, 2, 1)}, "has KDA states in another order"),
-        ({"kda_shape": (1, 2, 2, 1), "page_tokens": 8}, "has KDA states in another order"),
+        ({"kda_shape": PANELS}, "has KDA states in another order"),
+        ({"kda_shape": PANELS, "page_tokens": 8}, "has KDA states in another order"),
     ],
     ids=["pages", "KDA", "both"],
 )
@@ -120,6 +123,31 @@ async def test_a_state_that_lies_otherwise_in_memory_is_replayed(
     async with fake_runtime(model, store=tmp_path, fingerprint=replace(laid_out, weights="others")) as rt:
         with pytest.raises(ModelMismatch, match="weights"):
             await rt.resume(point, as_is=as_is)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"kda_shape": (2, 1, 2, 2), "conv_shape": (2, 3, 3, 2)},
+        {"kda_shape": (2, 1, 2, 16), "conv_shape": (2, 3, 3, 2)},
+        {"kda_shape": (1, 2, 2, 2)},
+        {"kda_shape": (1, 2, 2, 1)},
+        {"kda_shape": (1, 1, 4, 16)},
+    ],
+    ids=["layers", "layers in panels", "heads", "columns", "key channels"],
+)
+async def test_a_state_of_other_sizes_is_of_another_model(tmp_path: Path, other: dict[str, Any]) -> None:
+    """Only the two orders in which builds have had the same numbers may stand for each other."""
+    async with fake_runtime(store=tmp_path) as rt:
+        session = await rt.session()
+        await session.append([1, 2, 3])
+        point = await session.pause()
+    model = ScriptedModel()
+    model.layout = replace(LAYOUT, **other)
+    laid_out = replace(FINGERPRINT, state_layout=model.layout.describe())
+    async with fake_runtime(model, store=tmp_path, fingerprint=laid_out) as rt:
+        with pytest.raises(ModelMismatch, match="state_layout"):
+            await rt.resume(point)
 
 
 async def test_another_build_replays_unless_told_otherwise(tmp_path: Path) -> None:
