@@ -338,7 +338,7 @@ class Runtime:
         self._services.check()
 
     async def settle(self) -> None:
-        """Wait until nothing waits to be written in the background."""
+        """Wait until what waits to be written in the background now has been written, whatever comes meanwhile."""
         await self._services.saver.settle()
 
     async def drive(self) -> None:

@@ -7,6 +7,7 @@ too.
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -28,23 +29,27 @@ class _Job:
     state: State
     digest: bytes
     due_s: float
+    number: int
 
 
 class Saver:
-    """Writes the states it is offered, one after the other, in order of when they are due."""
+    """Writes the states it is offered, one after the other, in order of when they are due.
+
+    What is offered, and what is to be thinned, is numbered; a state keeps the number of the one that it replaces.
+    """
 
     def __init__(self, journal: Journal, prefixes: Prefixes, *, min_interval_s: float = 5.0) -> None:
         self._journal = journal
         self._prefixes = prefixes
         self._min_interval_s = min_interval_s
         self._jobs: dict[tuple[str, int | None], _Job] = {}
-        self._surplus: list[str] = []
+        self._surplus: dict[str, int] = {}
         self._written_s: dict[str, float] = {}
         self._offered = anyio.Event()
-        self._idle = anyio.Event()
-        self._idle.set()
-        self._hurry = False
-        self._writing = False
+        self._latest = 0  # number that was given
+        self._hurried = 0  # what has a number up to this is written without regard to intervals
+        self._under_way: int | None = None  # number of what is being written or thinned
+        self._done = anyio.Event()  # set when something pending is so no longer
         # A state that is being written can't be moved out, so whoever waits for memory must look again.
         self.on_written: Callable[[], None] = _nobody_waits
         self.saved = 0
@@ -57,17 +62,35 @@ class Saver:
     @property
     def is_writing(self) -> bool:
         """Whether a snapshot is on its way to the store at this moment."""
-        return self._writing
+        return self._under_way is not None
 
     def states(self) -> Iterator[State]:
         """The states that wait to be written."""
         return (job.state for job in self._jobs.values())
 
     async def settle(self) -> None:
-        """Wait until everything offered so far has been written, without regard to intervals."""
-        self._hurry = True
+        """Wait until everything offered so far, or what took its place, has been written, without regard to intervals.
+
+        What is offered meanwhile keeps nobody waiting.
+        """
+        latest = self._hurried = self._latest
         self._offered.set()
-        await self._idle.wait()
+        while self._oldest() <= latest:
+            await self._done.wait()
+
+    def _oldest(self) -> float:
+        """The least number of what is pending."""
+        numbers = [*(job.number for job in self._jobs.values()), *self._surplus.values()]
+        return min(numbers if self._under_way is None else [*numbers, self._under_way], default=math.inf)
+
+    def _number(self) -> int:
+        self._latest += 1
+        return self._latest
+
+    def _tell(self) -> None:
+        """Have whoever settles look again."""
+        self._done.set()
+        self._done = anyio.Event()
 
     def offer(self, node: NodeRecord, state: State, digest: bytes, *, first: bool, replaces: bool = True) -> None:
         """The state at a durable node may be written when it is due; the reference stays the caller's.
@@ -82,9 +105,8 @@ class Saver:
             replaced.state.release()
         now_s = anyio.current_time()
         due_s = now_s if first else max(now_s, self._written_s.get(node.session_id, 0.0) + self._min_interval_s)
-        self._jobs[key] = _Job(node, state.retain(), digest, due_s)
-        if self._idle.is_set():
-            self._idle = anyio.Event()
+        number = self._number() if replaced is None else replaced.number
+        self._jobs[key] = _Job(node, state.retain(), digest, due_s, number)
         self._offered.set()
 
     def thin(self, node_id: str) -> None:
@@ -93,9 +115,7 @@ class Saver:
             return
         for key in [key for key, job in self._jobs.items() if job.node.id == node_id]:
             self._jobs.pop(key).state.release()
-        self._surplus.append(node_id)
-        if self._idle.is_set():
-            self._idle = anyio.Event()
+        self._surplus.setdefault(node_id, self._number())
         self._offered.set()
 
     def let_go(self, namespace: str | None = None) -> bool:
@@ -118,37 +138,42 @@ class Saver:
         """Write until cancelled; what still waits then is let go of."""
         try:
             while True:
-                while self._surplus:
-                    await self._thin(self._surplus.pop())
-                if not self._jobs:
-                    self._idle.set()
-                    self._hurry = False
-                    self._offered = anyio.Event()
+                self._offered = anyio.Event()
+                for node_id in list(self._surplus):
+                    await self._thin(node_id, self._surplus.pop(node_id))
+                self._tell()
+                key = min(self._jobs, key=self._turn, default=None)
+                if key is None:
                     await self._offered.wait()
-                if not self._jobs or self._surplus:
                     continue
-                key = min(self._jobs, key=lambda key: self._jobs[key].due_s)
-                wait_s = self._jobs[key].due_s - anyio.current_time()
-                if wait_s > 0 and not self._hurry:
+                job = self._jobs[key]
+                wait_s = job.due_s - anyio.current_time()
+                if wait_s > 0 and job.number > self._hurried:
                     with anyio.move_on_after(wait_s):
-                        self._offered = anyio.Event()
                         await self._offered.wait()
                     continue
                 await self._write(self._jobs.pop(key))
         finally:
             self.let_go()
+            self._surplus.clear()
+            self._tell()
 
-    async def _thin(self, node_id: str) -> None:
-        self._writing = True
+    def _turn(self, key: tuple[str, int | None]) -> tuple[bool, float]:
+        """Orders what waits."""
+        job = self._jobs[key]
+        return job.number > self._hurried, job.due_s
+
+    async def _thin(self, node_id: str, number: int) -> None:
+        self._under_way = number
         try:
             await self._journal.thin(node_id)
         except SeraiError as error:
             log.warning("a snapshot that is not needed was not erased: %s", error)
         finally:
-            self._writing = False
+            self._under_way = None
 
     async def _write(self, job: _Job) -> None:
-        self._writing = True
+        self._under_way = job.number
         try:
             await self._journal.save(job.node, job.state, IN_BACKGROUND)
         except SessionGone:
@@ -164,7 +189,7 @@ class Saver:
             if job.node.id not in self._surplus:
                 self._prefixes.stored(job.node.namespace, job.digest, job.node.position, job.node.id)
         finally:
-            self._writing = False
+            self._under_way = None
             job.state.release()
             self.on_written()
 

@@ -93,3 +93,42 @@ async def test_nothing_is_kept_of_sessions_whose_states_were_written_long_ago(tm
             await rt.settle()
         assert saver.saved >= 20
         assert len(saver._written_s) <= 1
+
+
+async def test_what_is_offered_while_it_settles_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """A busy runtime offers a state for each one that was written; what was pending is written all the same."""
+    async with fake_runtime(store=tmp_path, policy=EVERY_TURN) as rt:
+        store, saver = rt.store, rt._services.saver
+        assert store is not None
+        session, busy = await rt.session(), await rt.session()
+        await busy.append([1])
+        await rt.settle()
+        node, state = busy.record.nodes()[-1], await busy.hot()
+
+        def offer_again() -> None:
+            saver.offer(node, state, b"", first=True)
+
+        saver.on_written = offer_again
+        try:
+            for token in range(3):
+                await session.append([token])  # the last two replace each other, or wait for the interval
+            with anyio.fail_after(20):
+                await rt.settle()
+            assert store.has_snapshot(session.head)
+        finally:
+            saver.on_written = lambda: None
+        await rt.settle()
+        rt.check()
+
+
+async def test_whoever_settles_a_runtime_that_closes_is_let_go(tmp_path: Path) -> None:
+    async with anyio.create_task_group() as tasks:
+        async with fake_runtime(store=tmp_path, policy=EVERY_TURN) as rt:
+            session = await rt.session()
+            for token in range(3):
+                await session.append([token])
+            tasks.start_soon(rt.settle)
+        with anyio.fail_after(30):
+            await rt.settle()
+        tasks.cancel_scope.deadline = anyio.current_time() + 30
+    assert not tasks.cancel_scope.cancelled_caught
