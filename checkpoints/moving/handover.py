@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from serai.checkpoints.errors import NotOwner, PlaceUnknown, SeraiError, SessionGone, SnapshotCorrupt
+from serai.checkpoints.errors import NotOwner, PlaceFailed, PlaceUnknown, SeraiError, SessionGone, SnapshotCorrupt
 from serai.checkpoints.files import jsonio
 from serai.checkpoints.format import DocumentKind, frame_document, unframe_document
 from serai.checkpoints.moving.ownership import (
@@ -41,6 +41,7 @@ from serai.checkpoints.moving.places import DecidingPlace, is_url, place_at
 from serai.checkpoints.moving.remote import StoreAsPlace, pull, push
 from serai.checkpoints.moving.transfer import Moved, Stopped, go_on, never
 from serai.checkpoints.names import check_id
+from serai.checkpoints.opening import POINTS_NAME, STORE_NAME
 from serai.checkpoints.store import Store
 
 _EPOCH_DIGITS: Final = 12
@@ -64,30 +65,35 @@ class Peer(Protocol):
         ...
 
     def decline(self, session_id: str, epoch: int, source: str) -> OwnerStatus:
-        """The binding answer to a side in doubt: DECLINED if the move was not accepted and now never will be."""
+        """The binding answer to a side in doubt: DECLINED if the move was not accepted and now never will be.
+
+        It comes only from where the content had come: an error if that is not there now, such as on a disk that is not
+        mounted. What was in its stead would decline, and then two would own the session.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StorePeer:
-    """A store on this machine, in the folder `name`; made if there is none, and free while nobody else has it open."""
+    """A store on this machine, in the folder `name`, free while nobody else has it open; `receive` makes it if there is
+    none."""
 
     name: str
 
-    def opened(self) -> Store:
-        """The store, for this process alone; `StoreBusy` while another has it."""
-        return Store.open(self.name)
+    def opened(self, *, create: bool) -> Store:
+        """The store, for this process alone; `StoreBusy` while another has it, `StoreInvalid` if there is none."""
+        return Store.open(self.name, create=create)
 
     def receive(self, store: Store, node_id: str, stopped: Stopped = never) -> Moved:
-        with self.opened() as there, store._holding("sending") as pin:
+        with self.opened(create=True) as there, store._holding("sending") as pin:
             return pull(there, StoreAsPlace(store, pin), node_id, stopped)
 
     def accept(self, session_id: str, epoch: int, node_id: str, source: str) -> None:
-        with self.opened() as there:
+        with self.opened(create=False) as there:
             accept_move(there, session_id, epoch, source)
 
     def decline(self, session_id: str, epoch: int, source: str) -> OwnerStatus:
-        with self.opened() as there:
+        with self.opened(create=False) as there:
             return _answer(decline_move(there, session_id, epoch, source), epoch, source)
 
 
@@ -129,6 +135,9 @@ class PlacePeer:
             )
 
     def decline(self, session_id: str, epoch: int, source: str) -> OwnerStatus:
+        if not self.place.names(POINTS_NAME):
+            doing = f"asking whether session {session_id} has come"
+            raise PlaceFailed(url=self.name, doing=doing, reason="nothing that was pushed is there")
         decided = self._decide(session_id, _Decision(epoch, OwnerStatus.DECLINED, source, ""))
         accepted = decided.status is OwnerStatus.OWNED and decided.peer == source
         return OwnerStatus.OWNED if accepted else OwnerStatus.DECLINED
@@ -208,6 +217,22 @@ def peer_at(target: str) -> StorePeer | PlacePeer:
     return PlacePeer(target, place_at(target))
 
 
+def _peer_on_record(name: str) -> StorePeer | PlacePeer:
+    """The other side of a move, by what the record of it says.
+
+    Earlier builds recorded the folder of a place as it was given, by its path. `PlaceUnknown` for a path from a
+    folder that is not known any more.
+    """
+    if is_url(name):
+        return peer_at(name)
+    folder = Path(name)
+    if not folder.is_absolute():
+        problem = "the record of the move has only this path, and not from which folder it was to be followed"
+        raise PlaceUnknown(url=name, problem=problem)
+    is_place = (folder / POINTS_NAME).is_dir() and not (folder / STORE_NAME).exists()
+    return peer_at(f"file://{name}" if is_place else name)
+
+
 def place_peer_at(source: str) -> PlacePeer:
     """The place `source` from which a session is taken; `PlaceUnknown` for a store's folder, too."""
     peer = peer_at(source)
@@ -253,7 +278,7 @@ def settle(store: Store, session_id: str, peer: Peer | None = None) -> Ownership
     if owner.status is not OwnerStatus.MOVING:
         return owner
     try:
-        other = peer or peer_at(owner.peer)
+        other = peer or _peer_on_record(owner.peer)
         answer = other.decline(session_id, owner.epoch, store.id)
     except (SeraiError, OSError) as error:
         raise NotOwner(

@@ -25,7 +25,7 @@ from serai.checkpoints.moving.handover import (
     require_owned,
     settle,
 )
-from serai.checkpoints.moving.ownership import OwnerStatus, override_move, ownership
+from serai.checkpoints.moving.ownership import OwnerStatus, begin_move, override_move, ownership
 from serai.checkpoints.moving.places import FolderPlace, place_at
 from serai.checkpoints.moving.remote import pull, push
 from serai.checkpoints.upkeep.fsck import fsck
@@ -40,8 +40,8 @@ class OnDisk(StorePeer):
 
     disk: Disk
 
-    def opened(self) -> Store:
-        return Store.open(self.name, disk=self.disk, threads=1)
+    def opened(self, *, create: bool) -> Store:
+        return Store.open(self.name, create=create, disk=self.disk, threads=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,3 +387,64 @@ def test_a_file_system_that_looks_before_it_writes_decides_nothing() -> None:
     with pytest.raises(PlaceUnknown, match="only if there is none"):
         place_at("looksfirst://bucket/folder").create("owners/session/1", b"mine")
     assert not LooksFirst.store
+
+
+def left_in_doubt(sides: Sides, here: Store, *, accepted: bool, name: str | None = None) -> str:
+    """A session whose move was broken off before or after the other side had accepted it; `name` is on record."""
+    node = saved(here, STATE)
+    peer = sides.peer()
+    moved_to = name or peer.name
+    peer.receive(here, node.id)
+    moving = begin_move(here, node.session_id, moved_to)
+    if accepted:
+        peer.accept(node.session_id, moving.epoch, node.id, here.id)
+    return node.session_id
+
+
+@pytest.mark.parametrize("instead", ["nothing", "an empty folder"])
+@pytest.mark.parametrize("accepted", [False, True])
+def test_what_is_not_there_answers_nothing_and_nothing_is_made_in_its_stead(
+    sides: Sides, instead: str, *, accepted: bool
+) -> None:
+    """A disk that is not mounted: the session may have come there, so nothing but that disk can decline it."""
+    with sides.here() as here:
+        session = left_in_doubt(sides, here, accepted=accepted)
+        there = sides.folder / ("there" if sides.kind == "store" else "place")
+        there.rename(sides.folder / "away")
+        if instead == "an empty folder":
+            there.mkdir(0o700)
+        for _ in range(2):
+            with pytest.raises(NotOwner, match="can't be asked whether it has come"):
+                settle(here, session)
+        assert ownership(here, session).status is OwnerStatus.MOVING
+        assert list(there.iterdir() if there.exists() else ()) == []
+        assert there.exists() is (instead == "an empty folder")
+        if there.exists():
+            there.rmdir()
+        (sides.folder / "away").rename(there)
+        assert settle(here, session).may_be_used is not accepted
+    assert sides.owners(session) == (1 if sides.kind == "store" or not accepted else 0)
+    if accepted:
+        sides.arrive(session)
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a_place_that_a_record_names_by_its_path_is_asked(tmp_path: Path, *, accepted: bool) -> None:
+    """As earlier builds recorded it."""
+    sides = Sides(tmp_path, "place")
+    with sides.here() as here:
+        session = left_in_doubt(sides, here, accepted=accepted, name=str(tmp_path / "place"))
+        assert settle(here, session).status is (OwnerStatus.MOVED if accepted else OwnerStatus.OWNED)
+    if accepted:
+        sides.arrive(session)
+
+
+def test_a_path_from_an_unknown_folder_is_followed_from_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sides = Sides(tmp_path, "store")
+    with sides.here() as here:
+        session = left_in_doubt(sides, here, accepted=False, name="there")
+        with pytest.raises(NotOwner, match=r"only this path, and not from which folder .* --take-back"):
+            settle(here, session)
