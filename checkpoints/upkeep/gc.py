@@ -5,14 +5,18 @@ sessions go only by `session_idle_s`.
 """
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from typing import Final
 
-from serai.checkpoints.errors import NodeInUse, SessionGone
 from serai.checkpoints.reports import Erased
 from serai.checkpoints.rows import NodeRow
 from serai.checkpoints.store import Store
 from serai.checkpoints.upkeep.fsck import remove_unowned
+
+_AT_ONCE: Final = 64
+"""So many are erased in one step. Each step adds up what the store holds, and keeps others from the index meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +40,9 @@ class Candidate:
     """A snapshot as the choice sees it.
 
     `own_bytes` are freed if it alone goes; `replay_tokens` must be fed again to rebuild it from the nearest snapshot
-    before it. `is_head`: its session goes on from here. `is_usable`: it can be loaded; what can't, being damaged or set
-    aside, is of no value, counts for nobody and is kept for nobody.
+    before it, which is that of node `before`, if any. `parts` are the numbers of those it uses, alone or with others.
+    `is_head`: its session goes on from here. `is_usable`: it can be loaded; what can't, being damaged or set aside, is
+    of no value, counts for nobody and is kept for nobody.
     """
 
     node_id: str
@@ -49,6 +54,8 @@ class Candidate:
     is_head: bool
     is_kept: bool
     is_usable: bool = True
+    before: str | None = None
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +94,53 @@ def surplus(candidates: Sequence[Candidate], policy: GcPolicy, now_s: float) -> 
     return [candidate.node_id for candidate in free if candidate.node_id in gone and not candidate.is_head]
 
 
-def least_valuable(candidates: Sequence[Candidate], now_s: float) -> str | None:
-    """The node id of the snapshot to let go first when bytes must be freed, or None if all are kept. Pure."""
-    free = [candidate for candidate in candidates if not candidate.is_kept]
-    return min(free, key=lambda candidate: (value(candidate, now_s), candidate.sequence)).node_id if free else None
+def least_valuable(
+    candidates: Sequence[Candidate], needed_bytes: int, now_s: float, part_bytes: Mapping[int, int]
+) -> list[str]:
+    """Node ids of the snapshots to let go, the least valuable first, until `needed_bytes` are freed or only kept ones
+    are left. `part_bytes` are those of each part's file, by its number. Pure.
+
+    Whatever goes changes what others are worth: a part that one alone still uses is freed with that one, and what was
+    to be replayed from the one that goes is replayed from the one before it.
+    """
+    left = dict(enumerate(candidates))
+    after: dict[str | None, list[int]] = {}
+    users: dict[int, tuple[int, int]] = {}  # how many use a part, and the sum of their numbers: of one, which it is
+    for number, candidate in left.items():
+        after.setdefault(candidate.before, []).append(number)
+        for part in candidate.parts:
+            count, total = users.get(part, (0, 0))
+            users[part] = count + 1, total + number
+    # One whose value has changed is in it once more; what it was before is passed over.
+    queue = [(value(one, now_s), one.sequence, number) for number, one in left.items() if not one.is_kept]
+    heapify(queue)
+    gone: list[str] = []
+    while needed_bytes > 0 and queue:
+        worth, _, number = heappop(queue)
+        victim = left.get(number)
+        if victim is None or worth != value(victim, now_s):
+            continue
+        del left[number]
+        gone.append(victim.node_id)
+        needed_bytes -= victim.own_bytes
+        changed = set()
+        for part in victim.parts:
+            count, total = users[part]
+            users[part] = count - 1, total - number
+            if count == 2:
+                last = total - number
+                left[last] = replace(left[last], own_bytes=left[last].own_bytes + part_bytes[part])
+                changed.add(last)
+        for later in after.pop(victim.node_id, ()):
+            if (one := left.get(later)) is not None:
+                tokens = one.replay_tokens + victim.replay_tokens
+                left[later] = replace(one, replay_tokens=tokens, before=victim.before)
+                after.setdefault(victim.before, []).append(later)
+                changed.add(later)
+        for other in changed:
+            if not left[other].is_kept:
+                heappush(queue, (value(left[other], now_s), left[other].sequence, other))
+    return gone
 
 
 def collect(store: Store, policy: GcPolicy, *, protected: Collection[str] = ()) -> GcReport:
@@ -98,53 +148,63 @@ def collect(store: Store, policy: GcPolicy, *, protected: Collection[str] = ()) 
 
     `protected` are the nodes that live sessions and pending resumes stand on; with the tagged ones they keep their
     snapshots, or those a replay for them would start from. Safe beside other work on the store: what is recorded from
-    now on is never erased.
+    now on is never erased, nor counted against `max_bytes`.
     """
     now_s = store.now()
     with store.reading_index() as index:
         known = {row.id for row in index.nodes()}
     kept = set(protected) | set(store.tags().values())
-    freed, snapshots, sessions = 0, 0, 0
+    gone, sessions = Erased(0, 0, 0), 0
     if policy.session_idle_s is not None:
-        for session in store.sessions():
-            if now_s - session.updated_s > policy.session_idle_s:
-                erased = _erase_session(store, session.session_id, kept, known)
-                sessions, freed = sessions + (erased.nodes > 0), freed + erased.file_bytes
-    for node_id in surplus(candidates_of(store, kept), policy, now_s):
-        freed, snapshots = freed + _drop(store, node_id), snapshots + 1
-    while policy.max_bytes is not None and store.sizes().file_bytes > policy.max_bytes:
-        victim = least_valuable(candidates_of(store, kept), now_s)
-        if victim is None:
-            break
-        freed, snapshots = freed + _drop(store, victim), snapshots + 1
-    return GcReport(snapshots, sessions, len(remove_unowned(store)), freed)
+        idle = [one.session_id for one in store.sessions() if now_s - one.updated_s > policy.session_idle_s]
+        gone, sessions = _erase_sessions(store, idle, kept, known)
+    freed_bytes, snapshots = gone.file_bytes, 0
+    if policy.snapshots_per_session is not None or policy.snapshot_idle_s is not None:
+        gone = _drop(store, surplus(candidates_of(store, kept)[0], policy, now_s))
+        freed_bytes, snapshots = freed_bytes + gone.file_bytes, snapshots + gone.snapshots
+    if policy.max_bytes is not None and (excess_bytes := store.sizes().file_bytes - policy.max_bytes) > 0:
+        candidates, part_bytes = candidates_of(store, kept)
+        gone = _drop(store, least_valuable(candidates, excess_bytes, now_s, part_bytes))
+        freed_bytes, snapshots = freed_bytes + gone.file_bytes, snapshots + gone.snapshots
+    return GcReport(snapshots, sessions, len(remove_unowned(store)), freed_bytes)
 
 
-def candidates_of(store: Store, kept: Collection[str]) -> list[Candidate]:
-    """Every snapshot of a store with what the choice needs to know of it."""
+_USES: Final = """SELECT s.node, p.number, p.file_bytes FROM uses u
+                  JOIN snapshots s ON s.number = u.snapshot JOIN parts p ON p.number = u.part"""
+
+
+def candidates_of(store: Store, kept: Collection[str]) -> tuple[list[Candidate], dict[int, int]]:
+    """Every snapshot of a store with what the choice needs to know of it, and the bytes of each part's file."""
     with store.reading_index() as index:
         rows = {row.id: row for row in index.nodes()}
         saved, unusable = index.snapshots(), index.unusable()
-        own = index.own_bytes()
+        own, uses = index.own_bytes(), index._rows(_USES)
         heads = {row.session: row.id for row in rows.values()}  # in order of sequence, so the last one stays
     found = {row.node for row in saved if row.node not in unusable}
     needed = {_nearest(rows, found, node_id) for node_id in kept if node_id in rows}
-    return [
-        Candidate(
-            node_id=row.node,
-            session_id=rows[row.node].session,
-            sequence=rows[row.node].sequence,
-            used_s=row.used_s,
-            own_bytes=own.get(row.node, 0) + row.file_bytes,
-            replay_tokens=row.position - _position_before(rows, found, rows[row.node].parent)
-            if row.node in found
-            else 0,
-            is_head=heads[rows[row.node].session] == row.node and row.node in found,
-            is_kept=row.node in needed,
-            is_usable=row.node in found,
+    parts: dict[str, list[int]] = {}
+    for node_id, part, _ in uses:
+        parts.setdefault(node_id, []).append(part)
+    candidates = []
+    for row in saved:
+        node, is_usable = rows[row.node], row.node in found
+        before = _nearest(rows, found, node.parent) if is_usable else None
+        candidates.append(
+            Candidate(
+                node_id=node.id,
+                session_id=node.session,
+                sequence=node.sequence,
+                used_s=row.used_s,
+                own_bytes=own.get(node.id, 0) + row.file_bytes,
+                replay_tokens=row.position - (0 if before is None else rows[before].position) if is_usable else 0,
+                is_head=is_usable and heads[node.session] == node.id,
+                is_kept=node.id in needed,
+                is_usable=is_usable,
+                before=before,
+                parts=tuple(parts.get(node.id, ())),
+            )
         )
-        for row in saved
-    ]
+    return candidates, {part: file_bytes for _, part, file_bytes in uses}
 
 
 def _nearest(rows: dict[str, NodeRow], found: Collection[str], node_id: str | None) -> str | None:
@@ -153,30 +213,37 @@ def _nearest(rows: dict[str, NodeRow], found: Collection[str], node_id: str | No
     return node_id
 
 
-def _position_before(rows: dict[str, NodeRow], found: Collection[str], parent: str | None) -> int:
-    before = _nearest(rows, found, parent)
-    return 0 if before is None else rows[before].position
+def _drop(store: Store, node_ids: Sequence[str]) -> Erased:
+    """Erase the snapshots of these nodes, those that are still there."""
+    return _erase(store, "erasing snapshots", node_ids, store._index.remove_snapshot)
 
 
-def _drop(store: Store, node_id: str) -> int:
-    try:
-        return store.drop_snapshot(node_id).file_bytes
-    except SessionGone:
-        return 0  # erased by someone else since the choice was made
+def _erase_sessions(
+    store: Store, session_ids: Sequence[str], kept: Collection[str], known: Collection[str]
+) -> tuple[Erased, int]:
+    """Erase those of the sessions' nodes that are `known` from their leaves on, sparing the kept ones and all they
+    continue from; and of how many sessions anything went."""
+    touched = set()
+
+    def remove(session_id: str) -> None:
+        for row in reversed(store._index.nodes(session_id)):  # children are younger than their parents
+            if row.id in known and row.id not in kept and not store._index.children(row.id):
+                store._index.remove_node(row.id)
+                touched.add(session_id)
+
+    return _erase(store, "erasing idle sessions", session_ids, remove), len(touched)
 
 
-def _erase_session(store: Store, session_id: str, kept: Collection[str], known: Collection[str]) -> Erased:
-    """Erase those of a session's nodes that are `known` from its leaves on, sparing the kept ones and all they continue
-    from."""
+def _erase(store: Store, doing: str, names: Sequence[str], remove: Callable[[str], None]) -> Erased:
+    """Have `remove` take each name's rows, then erase their files, some at a time; what has gone."""
     nodes = snapshots = file_bytes = 0
-    with store.reading_index() as index:
-        ids = [row.id for row in reversed(index.nodes(session_id)) if row.id in known]
-    for node_id in ids:
-        if node_id not in kept:
-            try:
-                erased = store.delete(node_id)
-            except (NodeInUse, SessionGone):
-                continue
-            nodes, snapshots = nodes + erased.nodes, snapshots + erased.snapshots
-            file_bytes += erased.file_bytes
+    for start in range(0, len(names), _AT_ONCE):
+        some = names[start : start + _AT_ONCE]
+
+        def remove_some(some: Sequence[str] = some) -> None:
+            for name in some:
+                remove(name)
+
+        gone = store._erase(doing, remove_some)
+        nodes, snapshots, file_bytes = nodes + gone.nodes, snapshots + gone.snapshots, file_bytes + gone.file_bytes
     return Erased(nodes, snapshots, file_bytes)

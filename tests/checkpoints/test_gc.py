@@ -1,6 +1,7 @@
 """Garbage: what a policy lets go, and what nothing may take away."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serai.checkpoints import NodeRecord, Store
-from serai.checkpoints.upkeep.gc import Candidate, GcPolicy, collect, least_valuable, surplus
+from serai.checkpoints.index import Index
+from serai.checkpoints.rows import FileKind
+from serai.checkpoints.upkeep.gc import Candidate, GcPolicy, candidates_of, collect, least_valuable, surplus
 from serai.checkpoints.upkeep.gc import value as value_of
 from tests.checkpoints.samples import grown, make_node, make_snapshot, same_bits, saved
 from tests.checkpoints.test_delta import chain
@@ -102,6 +105,56 @@ def test_a_quota_takes_the_least_valuable_first(tmp_path: Path) -> None:
         assert store.sizes().parts == 0
 
 
+def tree(store: Store) -> list[NodeRecord]:
+    """Turns of one session, and at every third a fork of it that shares its pages, with turns that have no snapshot."""
+    nodes = turns(store, 8)
+    for number in (1, 4, 7):
+        between = make_node(2, nodes[number])
+        store.record(between)
+        state = make_snapshot(between.position + 3, seed=number)
+        shared = store.load(nodes[number].id).pages[: nodes[number].position // state.layout.page_tokens]
+        nodes.append(saved(store, replace(state, pages=shared + state.pages[len(shared) :]), between))
+    return nodes
+
+
+@pytest.mark.parametrize("tagged", [None, 4, 9])
+def test_what_goes_first_is_as_if_all_were_counted_anew_after_each(tmp_path: Path, tagged: int | None) -> None:
+    with Store.open(str(tmp_path / "s")) as store:
+        nodes = tree(store)
+        kept = () if tagged is None else (nodes[tagged].id,)
+        store.set_aside(nodes[2].id, "its first step failed")
+        now_s = store.now()
+        found, part_bytes = candidates_of(store, kept)
+        assert any(candidate.own_bytes < sum(map(part_bytes.__getitem__, candidate.parts)) for candidate in found)
+        chosen = least_valuable(found, store.sizes().file_bytes, now_s, part_bytes)
+        one_by_one: list[str] = []
+        before = store.sizes().file_bytes
+        while victims := least_valuable(candidates_of(store, kept)[0], 1, now_s, part_bytes):
+            needed = before - store.sizes().file_bytes + 1
+            assert len(least_valuable(found, needed, now_s, part_bytes)) == len(one_by_one) + 1, "and as many as needed"
+            store.drop_snapshot(victims[0])
+            one_by_one.append(victims[0])
+        assert chosen == one_by_one
+        assert len(chosen) == len(nodes) - len(kept)
+
+
+def test_the_store_is_counted_a_few_times_however_many_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = 0
+    file_bytes = Index.file_bytes
+
+    def counted(index: Index) -> dict[FileKind, int]:
+        nonlocal counts
+        counts += 1
+        return file_bytes(index)
+
+    with Store.open(str(tmp_path / "s")) as store:
+        for _ in range(5):
+            turns(store, 8)
+        monkeypatch.setattr(Index, "file_bytes", counted)
+        assert collect(store, GcPolicy(max_bytes=0)).snapshots == 40
+        assert counts <= 4
+
+
 def test_idle_sessions_go_as_a_whole_but_for_what_others_need(tmp_path: Path) -> None:
     with Store.open(str(tmp_path / "s")) as store:
         nodes, tagged = turns(store, 3), turns(store, 3)
@@ -152,9 +205,11 @@ def test_choices_are_within_the_rules(found: list[Candidate], most: int | None, 
     assert not any(by_id[node_id].is_kept or by_id[node_id].is_head for node_id in gone)
     if most is None and idle_s is None:
         assert gone == []
-    victim = least_valuable(found, 1000.0)
-    assert (victim is None) == all(candidate.is_kept for candidate in found)
-    if victim is not None:
+    assert least_valuable(found, 0, 1000.0, {}) == []
+    victims = least_valuable(found, 1, 1000.0, {})
+    assert (not victims) == all(candidate.is_kept for candidate in found)
+    if victims:
+        victim = victims[0]
         least: Callable[[Candidate], float] = lambda candidate: value_of(candidate, 1000.0)  # noqa: E731
         assert least(by_id[victim]) == min(least(c) for c in found if not c.is_kept)
     assert np.isfinite([value_of(candidate, 1e12) for candidate in found]).all()
