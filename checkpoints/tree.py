@@ -67,6 +67,11 @@ class Tree(StoreFolder):
         with self._doing("reading the index"), self._index.lock:
             return self._index.children(self._row(node_id).id)
 
+    def parent(self, node_id: str) -> str | None:
+        """The id of the node that this one continues from; None for a root."""
+        with self._doing("reading the index"):
+            return self._row(node_id).parent
+
     def ancestry(self, node_id: str) -> list[str]:
         """Ids from the root to this node."""
         with self._doing("reading the index"), self._index.lock:

@@ -206,7 +206,7 @@ class Runtime:
         At the end of a session that is not live, that session goes on; anywhere else a new one branches off. Both keep
         the point's random branch. A state without a usable snapshot is rebuilt by replaying its token ids, which gives
         the same bits; a snapshot of another build or SIMD path is used only `as_is`, and marks the session inexact. One
-        that lies otherwise in memory than this build has it is never used.
+        that lies otherwise in memory than this build has it is never used, and is written anew once it was replayed.
         The end of a session that was moved elsewhere raises `NotOwner`; one whose move was broken off asks the other
         side first. `take_back` is a person's word that the session is used nowhere else.
         With `background` the session is given at once, cold, and its state is read or rebuilt while nobody waits for

@@ -159,14 +159,15 @@ def assemble(
     gate = Admission(pool, nobody_under_way_s=bound_s)
     driver = Driver(engine, thread, pool, gate, limits or Limits())
     prefixes = Prefixes(pool)
+    saver = Saver(journal, prefixes)
     services = Services(
         driver=driver,
         pool=pool,
         admission=gate,
         journal=journal,
         prefixes=prefixes,
-        keeper=Keeper(driver, pool, gate, journal, prefixes),
-        saver=Saver(journal, prefixes),
+        keeper=Keeper(driver, pool, gate, journal, prefixes, saver),
+        saver=saver,
         store_size=StoreSize(journal.file_bytes if journal.is_durable else None),
         tokenizer=tokenizer,
         vocab_size=vocab_size,
@@ -177,5 +178,5 @@ def assemble(
     )
     gate.reclaim = services.reclaim
     driver.first_use_failed = services.keeper.distrust
-    services.saver.on_written = gate.freed
+    saver.on_written = gate.freed
     return services

@@ -20,6 +20,7 @@ from serai.runtime.memory.residency import Tier
 from serai.runtime.sessions.journal import Journal, Start, Stored
 from serai.runtime.sessions.prefixes import Kept, Prefixes
 from serai.runtime.sessions.record import Record
+from serai.runtime.sessions.saver import Saver
 from serai.runtime.sessions.turns import Timeline
 from serai.runtime.state import State, StatePool, session_bytes, snapshot_of
 
@@ -28,13 +29,14 @@ class Keeper:
     """Brings states in and out of memory for all sessions of one runtime."""
 
     def __init__(
-        self, driver: Driver, pool: StatePool, admission: Admission, journal: Journal, prefixes: Prefixes
+        self, driver: Driver, pool: StatePool, admission: Admission, journal: Journal, prefixes: Prefixes, saver: Saver
     ) -> None:
         self._driver = driver
         self._pool = pool
         self._admission = admission
         self._journal = journal
         self._prefixes = prefixes
+        self._saver = saver
         self.demotions = 0
         self.promotions = 0
 
@@ -45,7 +47,7 @@ class Keeper:
         """The state at a stored point: its nearest snapshot, and a replay of the token ids after that.
 
         With it, whether that snapshot makes it an inexact one. The `reservation` holds what it takes, if
-        there is one.
+        there is one. A snapshot there that lies otherwise in memory is written anew in the background.
         """
         start = stored.start
         while start is not None:
@@ -56,7 +58,12 @@ class Keeper:
         else:
             before = self._pool.empty(stored.node.namespace)
         state = await self._replay(before, stored.timeline, stored.node.session_id, reservation)
-        return state, stored.node.inexact or (start is not None and start.inexact)
+        inexact = start is not None and start.inexact
+        was_replayed = state.position > (0 if start is None else start.position)
+        if stored.otherwise is not None and was_replayed and not inexact:
+            # A branch pauses under a node of its own: the same tokens would be replayed for each who resumes here.
+            self._saver.offer(stored.otherwise, state, stored.timeline.digest(), first=False, replaces=False)
+        return state, stored.node.inexact or inexact
 
     async def bring_back(self, record: Record, position: int, reservation: Reservation | None = None) -> State:
         """The state of a live session, which is at `position` and at its record's last node."""

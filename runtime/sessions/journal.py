@@ -63,13 +63,15 @@ class Stored:
     """What the store knows of a point: the nodes on the way to it, without their token ids; its timeline; and where to
     start when rebuilding its state (None: from nothing).
 
-    `as_is` as it was asked for by.
+    `otherwise` is the node at its position whose snapshot lies otherwise in memory than this build has it, if there is
+    one: the state is worth writing there once it is rebuilt. `as_is` as it was asked for by.
     """
 
     path: tuple[NodeRecord, ...]
     timeline: Timeline
     is_head: bool
     start: Start | None
+    otherwise: NodeRecord | None
     as_is: bool
 
     @property
@@ -186,7 +188,7 @@ class Journal:
 
         Raises `SessionGone`, `ModelMismatch`, or `NotOwner` at the end of a session that was moved away, unless a
         person says to `take_back` what nobody else uses. A snapshot of another build or SIMD path is used only
-        `as_is`, and one that lies otherwise in memory never: the token ids are replayed.
+        `as_is`, and one that lies otherwise in memory never: the token ids are replayed from the one before it.
         """
         store = self.store
         if store is None:
@@ -218,7 +220,7 @@ class Journal:
         store = self.store
         if store is None:
             return None
-        return await anyio.to_thread.run_sync(lambda: self._start_of(store, node_id, as_is=as_is))
+        return (await anyio.to_thread.run_sync(lambda: self._start_of(store, node_id, as_is=as_is)))[0]
 
     async def load(self, start: Start, into: Snapshot) -> bool:
         """Read a snapshot into memory that is there already, of its position, to the end even when cancelled.
@@ -309,21 +311,23 @@ class Journal:
                 override_move(store, node.session_id)
             require_owned(store, node.session_id)
         timeline = timeline_of(path)
+        bare = tuple(without_tokens(one) for one in path)
+        start, otherwise = self._start_of(store, node_id, as_is=as_is)
+        here = (one for one in reversed(bare) if one.position == node.position and one.id in otherwise)
         return Stored(
-            path=tuple(without_tokens(one) for one in path),
-            timeline=timeline,
-            is_head=is_head,
-            start=self._start_of(store, node_id, as_is=as_is),
-            as_is=as_is,
+            path=bare, timeline=timeline, is_head=is_head, start=start, otherwise=next(here, None), as_is=as_is
         )
 
-    def _start_of(self, store: Store, node_id: str, *, as_is: bool) -> Start | None:
-        """The latest usable snapshot on the way to the node.
+    def _start_of(self, store: Store, node_id: str, *, as_is: bool) -> tuple[Start | None, list[str]]:
+        """The latest usable snapshot on the way to the node, and the nodes after it whose snapshots lie otherwise in
+        memory.
 
         One whose manifest is damaged is set aside and the one before it is taken: the token ids give the same state,
         only later.
         """
-        while (holder := store.nearest_snapshot(node_id)) is not None:
+        otherwise: list[str] = []
+        step: str | None = node_id
+        while step is not None and (holder := store.nearest_snapshot(step)) is not None:
             try:
                 info = store.snapshot_info(holder)
             except (SnapshotCorrupt, FormatUnknown) as error:
@@ -334,18 +338,18 @@ class Journal:
             if holds_the_same_numbers(info.layout, ours):
                 found = replace(found, state_layout=self._fingerprint.state_layout)
             require_same_model(holder, found, self._fingerprint)
-            if info.layout.kda_shape != ours.kda_shape:
-                log.info("the snapshot of node %s has KDA states in another order: replaying its tokens", holder)
-                return None
-            if info.layout != ours:
-                log.info("the snapshot of node %s has pages of another size: replaying its tokens", holder)
-                return None
             foreign = bool(info.fingerprint.build_differences(self._fingerprint))
-            if foreign and not as_is:
-                log.info("the snapshot of node %s is of another build or SIMD path: replaying its tokens", holder)
-                return None
-            return Start(holder, info.position, inexact=foreign or info.storage.lossy)
-        return None
+            if info.layout != ours:
+                same_kda = info.layout.kda_shape == ours.kda_shape
+                what = "pages of another size" if same_kda else "KDA states in another order"
+                log.info("the snapshot of node %s has %s: it is not used", holder, what)
+                otherwise.append(holder)
+            elif foreign and not as_is:
+                log.info("the snapshot of node %s is of another build or SIMD path: it is not used", holder)
+            else:
+                return Start(holder, info.position, inexact=foreign or info.storage.lossy), otherwise
+            step = store.parent(holder)
+        return None, otherwise
 
 
 def append_metadata_of(path: Sequence[NodeRecord]) -> Mapping[str, Any]:

@@ -115,7 +115,7 @@ async def test_a_state_that_lies_otherwise_in_memory_is_replayed(
     laid_out = replace(FINGERPRINT, state_layout=model.layout.describe())
     async with fake_runtime(model, store=tmp_path, fingerprint=laid_out) as rt:
         again = await rt.resume(point, as_is=as_is)
-        assert f"{said}: replaying its tokens" in caplog.text
+        assert f"{said}: it is not used" in caplog.text
         assert (rt.counters.prefilled_tokens, again.inexact) == (6, False)
         assert np.array_equal(await again.logits(), logits_of(hash_of([1, 2, 3, 4, 5, 6])))
         await rt.resume(await again.pause(), as_is=as_is)
