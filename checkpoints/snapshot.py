@@ -53,8 +53,8 @@ class StateLayout:
     """The shapes of one session's state; zero layers of either kind are allowed.
 
     `kda_shape` is `(layers, panels, key_dim, columns)`: a head's matrix is cut into panels of so many value columns, as
-    the model has them in memory; in what earlier builds stored, a panel is a whole head. `conv_shape` is `(layers, 3,
-    taps, width)`.
+    the model has them in memory. Builds before that stored each head's matrix whole, `(layers, heads, key_dim,
+    value_dim)`; at a `value_dim` of 16 the two coincide. `conv_shape` is `(layers, 3, taps, width)`.
     """
 
     kda_shape: tuple[int, int, int, int]

@@ -1,5 +1,9 @@
 """Smaller number types for stored snapshots: bfloat16, and int8 with one scale per row. Both are an explicit choice,
 never a default.
+
+A row is what an array's last axis holds. Of a KDA state in panels those are the 16 columns of a panel, so int8 rows
+take 1.25 bytes a number: 135.7 MB for K3's 69 layers, beside 217.1 in bfloat16 and 434.1 in float32. One scale for all
+128 columns of a key channel, as states by rows had, would take 111.9 MB and round more coarsely.
 """
 
 from collections.abc import Sequence
