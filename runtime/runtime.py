@@ -268,7 +268,7 @@ class Runtime:
         if not goes_on:
             session.record.started(timeline, NodeKind.FORK)
         if background:
-            self._services.returning.expect(session, self._services.now_s())
+            self._services.returning.expect(session, 0.0)
         return session
 
     async def collect(self, policy: GcPolicy) -> GcReport:

@@ -214,7 +214,7 @@ class LiveSession:
         if not expected_s >= 0:
             raise BadParameter(f"expected_s is {expected_s!r}, but must be a number of seconds, 0 or more")
         self._returns_at_s = self._services.now_s() + expected_s
-        self._services.returning.expect(self, self._returns_at_s)
+        self._services.returning.expect(self, expected_s)
         try:
             yield
         finally:

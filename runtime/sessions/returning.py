@@ -23,15 +23,15 @@ class Returns(Protocol):
 
 
 class Returning:
-    """Keeps the times and acts on them."""
+    """Keeps the times, of the loop's clock, and acts on them."""
 
     def __init__(self) -> None:
         self._expected: dict[str, tuple[float, Returns]] = {}
         self._changed = anyio.Event()
 
-    def expect(self, session: Returns, at_s: float) -> None:
-        """The session is needed again at `at_s` of the loop's clock."""
-        self._expected[session.id] = (at_s, session)
+    def expect(self, session: Returns, in_s: float) -> None:
+        """The session is needed again in so many seconds."""
+        self._expected[session.id] = (anyio.current_time() + in_s, session)
         self._changed.set()
 
     def forget(self, session: Returns) -> None:
