@@ -174,10 +174,10 @@ class Runtime:
         to another store, by its folder, where one is made if there is none, or to a place, by its URL; only what is
         missing there is sent.
 
-        What was copied may go on in both. A cancelled call comes back after the object that is being sent, or read
-        because a call before had left it; unless all was there by then nothing is seen of it, and the next call sends
-        what is missing. Raises `SessionGone`, or `StoreBusy` for the store of another running runtime: that one has to
-        `pull`.
+        What was copied may go on in both. A cancelled call comes back at the latest after the object that a place is
+        being given, or that is read because a call before had left it; unless all was there by then nothing is seen of
+        it, and the next call sends what is missing. Raises `SessionGone`, or `StoreBusy` for the store of another
+        running runtime: that one has to `pull`.
         """
         self._check_open()
         return await push(self._services.journal, str(point), fspath(target))

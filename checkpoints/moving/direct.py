@@ -32,4 +32,4 @@ def fetch(store: Store, name: str, source: str, stopped: Stopped = never) -> Mov
     if is_url(source):
         return pull(store, place_at(source), name, stopped)
     with Store.open(source, read_only=True) as there, there._holding("sending") as pin:
-        return pull(store, StoreAsPlace(there, pin), there.resolve(name), stopped)
+        return pull(store, StoreAsPlace(there, pin, stopped), there.resolve(name), stopped)

@@ -86,7 +86,7 @@ class StorePeer:
 
     def receive(self, store: Store, node_id: str, stopped: Stopped = never) -> Moved:
         with self.opened(create=True) as there, store._holding("sending") as pin:
-            return pull(there, StoreAsPlace(store, pin), node_id, stopped)
+            return pull(there, StoreAsPlace(store, pin, stopped), node_id, stopped)
 
     def accept(self, session_id: str, epoch: int, node_id: str, source: str) -> None:
         with self.opened(create=False) as there:

@@ -20,6 +20,7 @@ from serai.checkpoints.errors import SessionGone, SnapshotCorrupt
 from serai.checkpoints.files import jsonio
 from serai.checkpoints.files.folders import Folder
 from serai.checkpoints.files.manifest import is_hash
+from serai.checkpoints.files.streams import BUFFER_BYTES
 from serai.checkpoints.format import DocumentKind, frame_document, unframe_document
 from serai.checkpoints.moving.places import Place
 from serai.checkpoints.moving.receiving import import_bundle
@@ -68,8 +69,7 @@ def push(store: Store, place: Place, node_id: str, stopped: Stopped = never) -> 
         sent = _send_parts(store, place, parts, stopped)
         bytes_sent = sum(sent)
         for name, folder, file in documents:
-            go_on(stopped)
-            data = _read(folder, file, name)
+            data = _read(folder, file, name, stopped)
             if not place.existing({name: len(data)}):
                 place.put(name, data)
                 bytes_sent += len(data)
@@ -94,10 +94,10 @@ def _local_point(store: Store, node_id: str, pin: Callable[[str], None]) -> _Poi
 def _send_parts(store: Store, place: Place, parts: Sequence[str], stopped: Stopped) -> list[int]:
     sent = []
     for part in parts:
-        go_on(stopped)
         name = _part_object(part)
         with store._files.folder.child(part[:2], create=False) as folder:
-            data = _read(folder, part[2:], name)
+            data = _read(folder, part[2:], name, stopped)
+        go_on(stopped)
         if not place.existing({name: len(data)}):
             place.put(name, data)
             sent.append(len(data))
@@ -108,10 +108,16 @@ def _part_object(part: str) -> str:
     return f"parts/{part[:2]}/{part[2:]}"
 
 
-def _read(folder: Folder, file: str, what: str) -> bytes:
+def _read(folder: Folder, file: str, what: str, stopped: Stopped) -> bytes:
+    """A whole file; asks before each buffer of it."""
     try:
         with folder.reading(file, what) as reader:
-            return bytes(reader.take(reader.size_bytes))
+            pieces, left = [], reader.size_bytes
+            while left:
+                go_on(stopped)
+                pieces.append(reader.take(min(left, BUFFER_BYTES)))
+                left -= len(pieces[-1])
+            return b"".join(pieces)
     except FileNotFoundError as error:
         raise SnapshotCorrupt(what=what, problem="its file is missing") from error
 
@@ -127,10 +133,11 @@ class Objects(Protocol):
 class StoreAsPlace:
     """Another store of this machine, read as if each of its nodes had been pushed to a place."""
 
-    def __init__(self, store: Store, pin: Callable[[str], None]) -> None:
-        """`pin` keeps the parts of a node that is asked for until they have been read."""
+    def __init__(self, store: Store, pin: Callable[[str], None], stopped: Stopped = never) -> None:
+        """`pin` keeps the parts of a node that is asked for until they have been read; `stopped` calls reading off."""
         self._store = store
         self._pin = pin
+        self._stopped = stopped
 
     def get(self, name: str) -> bytes:
         kind, _, rest = name.partition("/")
@@ -140,11 +147,11 @@ class StoreAsPlace:
                 return _local_point(self._store, rest, self._pin).document()
             case "parts":
                 with folders.parts.child(rest[:2], create=False) as folder:
-                    return _read(folder, rest[3:], name)
+                    return _read(folder, rest[3:], name, self._stopped)
             case "nodes":
-                return _read(folders.nodes, rest, name)
+                return _read(folders.nodes, rest, name, self._stopped)
             case _:
-                return _read(folders.manifests, rest, name)
+                return _read(folders.manifests, rest, name, self._stopped)
 
 
 def pull(store: Store, place: Objects, node_id: str, stopped: Stopped = never) -> Moved:
@@ -156,7 +163,7 @@ def pull(store: Store, place: Objects, node_id: str, stopped: Stopped = never) -
     check_id(node_id, "node id")
     go_on(stopped)
     point = _point(place, node_id)
-    return import_bundle(store, _Stream(_bundle(place, point, set(wanted(store, point.parts)), stopped)), stopped)
+    return import_bundle(store, _Stream(_bundle(place, point, set(wanted(store, point.parts))), stopped), stopped)
 
 
 def _point(place: Objects, node_id: str) -> _Point:
@@ -175,23 +182,22 @@ def _point(place: Objects, node_id: str) -> _Point:
     return _Point(tuple(path), manifest, tuple(parts))
 
 
-def _bundle(place: Objects, point: _Point, chosen: set[str], stopped: Stopped) -> Iterator[bytes]:
+def _bundle(place: Objects, point: _Point, chosen: set[str]) -> Iterator[bytes]:
     """The pieces of a bundle made of a place's objects."""
     objects = [(EntryKind.NODE, node, f"nodes/{node}") for node in point.path]
     if point.manifest is not None:
         objects.append((EntryKind.MANIFEST, point.manifest, f"manifests/{point.manifest}"))
     objects += [(EntryKind.PART, part, _part_object(part)) for part in point.parts if part in chosen]
     digest = blake3()
-    for piece in _pieces(place, objects, stopped):
+    for piece in _pieces(place, objects):
         digest.update(piece)
         yield piece
     yield BUNDLE_ENTRY.pack(EntryKind.END, len(objects), digest.hexdigest().encode("ascii"))
 
 
-def _pieces(place: Objects, objects: list[tuple[EntryKind, str, str]], stopped: Stopped) -> Iterator[bytes]:
+def _pieces(place: Objects, objects: list[tuple[EntryKind, str, str]]) -> Iterator[bytes]:
     yield BUNDLE_HEADER.pack(BUNDLE_MAGIC, BUNDLE_VERSION)
     for kind, name, path in objects:
-        go_on(stopped)
         try:
             data = place.get(path)
         except FileNotFoundError as error:
@@ -201,13 +207,15 @@ def _pieces(place: Objects, objects: list[tuple[EntryKind, str, str]], stopped: 
 
 
 class _Stream:
-    """Pieces, read like a file."""
+    """Pieces, read like a file, and asked before each read whether that is called off."""
 
-    def __init__(self, pieces: Iterator[bytes]) -> None:
+    def __init__(self, pieces: Iterator[bytes], stopped: Stopped) -> None:
         self._pieces = pieces
+        self._stopped = stopped
         self._rest = memoryview(b"")
 
     def read(self, count: int, /) -> bytes:
+        go_on(self._stopped)
         while not self._rest:
             piece = next(self._pieces, None)
             if piece is None:

@@ -31,7 +31,8 @@ BUNDLE_ENTRY: Final = struct.Struct("<I4xQ64s")
 
 
 Stopped: TypeAlias = Callable[[], bool]
-"""Asked between two objects of a transfer: whether it is called off. No object is half there then, and no node seen."""
+"""Asked between two objects of a transfer, and within one that is read from a store or written to one: whether it is
+called off. No object is half there then, and no node seen. A place is given an object, or asked for it, in one call."""
 
 
 def never() -> bool:

@@ -133,9 +133,9 @@ class DurableSession(LiveSession):
         being computed handed out first, and ends with `FinishReason.MOVED`; whoever resumes the session goes on with
         the token that would have been next. Beside any other call it raises `SessionBusy`. If it fails the session
         stays open, as it was, and a stream goes on, unless the other side can't be asked whether it has come
-        (`NotOwner`): then it ends, in doubt, and `Runtime.resume` asks. A cancelled call comes back after the object
-        that is being sent, or read because a call before had left it, as if it had failed; once all was sent, with the
-        session moved.
+        (`NotOwner`): then it ends, in doubt, and `Runtime.resume` asks. A cancelled call comes back at the latest after
+        the object that a place is being given, or that is read because a call before had left it, as if it had failed;
+        once all was sent, with the session moved.
         """
         async with self.use_between_tokens("migrate"):
             return await migrate(self, self._services.journal, fspath(to))

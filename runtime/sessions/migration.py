@@ -2,8 +2,8 @@
 copying points between stores.
 
 What costs time, the state, goes while the session is still owned here and is sent only as far as it is missing there.
-Then ownership changes hands in a few small writes. A cancelled caller waits for these, but of the content only for the
-object that is being sent, fetched, or read again because an attempt before had left it.
+Then ownership changes hands in a few small writes. A cancelled caller waits for these, but of the content at most for
+the object that a place is being given or asked for, or that is read again because an attempt before had left it.
 """
 
 from typing import TYPE_CHECKING

@@ -4,11 +4,14 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from serai.checkpoints import Store
 from serai.checkpoints.errors import NotOwner, PlaceFailed, PlaceUnknown, SessionGone, StoreInvalid, TransferStopped
+from serai.checkpoints.files.parts import PartFiles
+from serai.checkpoints.moving import receiving, remote
 from serai.checkpoints.moving.direct import fetch, send
 from serai.checkpoints.moving.handover import PlacePeer, StorePeer, hand_over, peer_at, place_peer_at, settle
 from serai.checkpoints.moving.ownership import OwnerStatus, ownership
@@ -157,11 +160,22 @@ class Counted:
         return self.left < 0
 
 
+SMALL_BYTES = 2048
+
+
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (remote, receiving):
+        monkeypatch.setattr(module, "BUFFER_BYTES", SMALL_BYTES)
+
+
 @pytest.mark.parametrize("by_key", [False, True])
 @pytest.mark.parametrize("kind", ["to a store", "to a place", "from a store", "from a place"])
-def test_a_copy_that_is_called_off_is_seen_whole_or_not_at_all(tmp_path: Path, kind: str, *, by_key: bool) -> None:
-    """After every object, and what had come is not sent again."""
-    off = 0
+def test_a_copy_that_is_called_off_is_seen_whole_or_not_at_all(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, *, by_key: bool
+) -> None:
+    """Whenever it is called off, and what had come is not sent again."""
+    small_buffers(monkeypatch)
+    off, had = 0, [0]
     while True:
         folder = tmp_path / f"{off}"
         there = f"file://{folder}/place" if "place" in kind else str(folder / "there")
@@ -188,38 +202,77 @@ def test_a_copy_that_is_called_off_is_seen_whole_or_not_at_all(tmp_path: Path, k
                     with pytest.raises(SessionGone):
                         fetch(mine, node.id, there)
                 whole = copy(Counted(1_000))
-                came = min(off, 5) if kind == "to a place" else max(0, off - 3)  # after the point, node and manifest
-                assert (whole.parts, whole.parts_had) == (5 - came, came)
+                assert whole.parts + whole.parts_had == 5
+                had.append(whole.parts_had)
                 ended = False
             else:
                 ended = True
             if kind.startswith("to "):
                 fetch(mine, node.id, there)
             assert same_bits(mine.load(node.id), STATE)
+            assert fsck(mine, remove_orphans=False).orphans == ()
+            assert list((folder / "mine" / "tmp").iterdir()) == []
             assert fsck(mine).clean
         if ended:
-            assert off >= 7, "a node, a manifest and five parts"
+            assert had == sorted(had), "the later, the more had come"
+            assert set(had) == set(range(6))
             return
         off += 1
 
 
 @pytest.mark.parametrize("left", range(4))
-def test_a_copy_is_called_off_while_what_an_attempt_before_had_left_is_read(tmp_path: Path, left: int) -> None:
+def test_a_copy_is_called_off_while_what_an_attempt_before_had_left_is_read(
+    tmp_path: Path, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A part may have hundreds of megabytes."""
+
+    def came() -> int:
+        return sum(file.is_file() for file in (tmp_path / "mine" / "parts").rglob("*"))
+
+    read, read_again = PartFiles.read, 0
+
+    def counted(files: PartFiles, name: str, specs: Any, out: Any) -> None:
+        nonlocal read_again
+        read_again += 1
+        read(files, name, specs, out)
+
     with Store.open(str(tmp_path / "here")) as here:
         node = saved(here, STATE)
         place = f"file://{tmp_path}/place"
         send(here, node.id, place)
     with Store.open(str(tmp_path / "mine")) as mine:
         with pytest.raises(TransferStopped):
-            fetch(mine, node.id, place, Counted(7))  # the point, node and manifest, and four parts of five
+            fetch(mine, node.id, place, lambda: came() == 4)
+        monkeypatch.setattr(PartFiles, "read", counted)
         with pytest.raises(TransferStopped):
-            fetch(mine, node.id, place, Counted(4 + left))
+            fetch(mine, node.id, place, lambda: came() == 5 and read_again == left)
+        assert (came(), read_again) == (5, left)
         assert mine.sessions() == []
         whole = fetch(mine, node.id, place)
         assert (whole.parts, whole.parts_had) == (0, 5)
         assert same_bits(mine.load(node.id), STATE)
         assert fsck(mine).clean
+
+
+@pytest.mark.parametrize("kind", ["to a store", "to a place", "from a store", "from a place"])
+def test_a_copy_asks_within_a_part_whether_it_is_called_off(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever a store has read or written a buffer of it."""
+    small_buffers(monkeypatch)
+    asked = Counted(1_000)
+    with Store.open(str(tmp_path / "here")) as here, Store.open(str(tmp_path / "mine")) as mine:
+        node = saved(here, STATE)
+        there = f"file://{tmp_path}/place" if "place" in kind else str(tmp_path / "there")
+        if kind == "from a place":
+            send(here, node.id, there)
+        if kind.startswith("to "):
+            send(here, node.id, there, asked)
+        else:
+            fetch(mine, node.id, there if "place" in kind else str(tmp_path / "here"), asked)
+        buffers = here.sizes().part_bytes // SMALL_BYTES
+    assert buffers >= 10
+    assert 1_000 - asked.left > buffers
 
 
 def test_a_taking_that_is_called_off_leaves_the_session_where_it_was(tmp_path: Path) -> None:
