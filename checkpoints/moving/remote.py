@@ -82,8 +82,8 @@ def push(store: Store, place: Place, node_id: str, stopped: Stopped = never) -> 
 
 def _local_point(store: Store, node_id: str, pin: Callable[[str], None]) -> _Point:
     """How to pull a node that this store holds; its parts are pinned."""
-    path, step = store.ancestry(node_id), store.nearest_snapshot(node_id)
-    with store.reading_index() as index:
+    with store.reading_index() as index:  # all of it, or what is erased meanwhile would be missing in part only
+        path, step = store.ancestry(node_id), store.nearest_snapshot(node_id)
         parts = parts_of(store, node_id)
         for name in parts:
             pin(name)

@@ -81,10 +81,10 @@ class Moved:
 
 def parts_of(store: Store, node_id: str) -> list[str]:
     """The parts a transfer of this node consists of, bases first: what to ask the receiver about with `wanted`."""
-    step = store.nearest_snapshot(node_id)
-    if step is None:
-        return []
     with store.reading_index() as index:
+        step = store.nearest_snapshot(node_id)
+        if step is None:
+            return []
         entry = store._manifest(step)
         rows = [index.part(name) for name in entry.parts]
     bases = [row.base for row in rows if row is not None and row.base is not None]
@@ -116,20 +116,18 @@ def export(store: Store, node_id: str, sink: Sink, *, parts: Collection[str] | N
 
     `parts` limits the parts written to those the receiver wants. At most one buffer of the store's files is in memory.
     """
-    path, step = store.ancestry(node_id), store.nearest_snapshot(node_id)
-    out = _Writer(sink)
     with store._holding("exporting") as pin:
+        with store.reading_index() as index:  # all of it, or what is erased meanwhile would be missing in part only
+            path, step = store.ancestry(node_id), store.nearest_snapshot(node_id)
+            needed = parts_of(store, node_id)
+            for name in needed:
+                pin(name)
+            row = None if step is None else index.snapshot(step)
+        out = _Writer(sink)
         for node in path:
             out.file(EntryKind.NODE, node, store._folders.nodes, node)
-        needed: list[str] = []
-        if step is not None:
-            with store.reading_index() as index:
-                needed = parts_of(store, step)
-                for name in needed:
-                    pin(name)
-                row = index.snapshot(step)
-            if row is not None:
-                out.file(EntryKind.MANIFEST, row.manifest, store._folders.manifests, row.manifest)
+        if row is not None:
+            out.file(EntryKind.MANIFEST, row.manifest, store._folders.manifests, row.manifest)
         chosen = [name for name in needed if parts is None or name in parts]
         for name in chosen:
             with store._files.folder.child(name[:2], create=False) as folder:

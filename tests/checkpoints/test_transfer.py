@@ -15,7 +15,7 @@ import pytest
 from serai.checkpoints import NodeRecord, Snapshot, Store
 from serai.checkpoints.errors import FormatUnknown, SeraiError, SessionGone, SnapshotCorrupt, StoreFull, TransferBroken
 from serai.checkpoints.harness.faulty_disk import Fault, FaultyDisk
-from serai.checkpoints.moving.direct import send
+from serai.checkpoints.moving.direct import fetch, send
 from serai.checkpoints.moving.receiving import import_bundle
 from serai.checkpoints.moving.transfer import BUNDLE_ENTRY, EntryKind, export, parts_of, wanted
 from serai.checkpoints.upkeep.fsck import fsck
@@ -261,6 +261,45 @@ def test_parts_that_were_erased_while_they_were_copied_are_unlinked_when_that_en
                     send(here, node.id, str(tmp_path / "there"), meanwhile)
         assert here.sizes().snapshots == 0
         assert not any((tmp_path / "here" / "parts").glob("*/*"))
+
+
+@pytest.mark.parametrize("kind", ["export", "push"])
+def test_a_snapshot_that_is_erased_while_a_copy_begins_is_copied_whole_or_not_at_all(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its manifest was missing, and the parts were of the one before it: what nobody could take in."""
+    with two_stores(tmp_path) as (here, there):
+        state = make_snapshot(9)
+        first = saved(here, state)
+        node = saved(here, grown(state, 5), first)
+        nearest, erased = Store.nearest_snapshot, threading.Event()
+
+        def drop() -> None:
+            here.drop_snapshot(node.id)
+            erased.set()
+
+        def meanwhile(store: Store, node_id: str) -> str | None:
+            found = nearest(store, node_id)
+            if store is here and not dropping.ident:
+                dropping.start()
+                erased.wait(0.5)  # it has to wait itself, if nothing may change now
+            return found
+
+        dropping = threading.Thread(target=drop)
+        monkeypatch.setattr(Store, "nearest_snapshot", meanwhile)
+        place = f"file://{tmp_path}/place"
+        sink = io.BytesIO()
+        try:
+            moved = export(here, node.id, sink) if kind == "export" else send(here, node.id, place)
+        except SnapshotCorrupt as error:
+            assert "its file is missing" in str(error)  # noqa: PT017  # either is right
+            assert not (tmp_path / "place" / "points").exists()
+        else:
+            assert moved.snapshots == 1
+            bundle = io.BytesIO(sink.getvalue())
+            came = import_bundle(there, bundle) if kind == "export" else fetch(there, node.id, place)
+            assert came.snapshots == 1
+        dropping.join()
 
 
 def test_bundles_need_no_second_copy_in_memory(tmp_path: Path) -> None:
