@@ -150,8 +150,8 @@ class Runtime:
         session = await self.resume(point, as_is=as_is)
         try:
             return Chat.over(session, chat_format)
-        except SeraiError:
-            await session.close()
+        except BaseException:
+            session.abandon()  # nobody was given it
             raise
 
     def chat_over(self, session: Session) -> Chat:

@@ -123,17 +123,20 @@ class Chat:
 
     async def fork(self, *, label: str | None = None) -> "Chat":
         """A second conversation from here on. A reply under way is not part of it beyond what was handed out."""
-        session = await self.session.fork(label=label)
+        return self._forked(await self.session.fork(label=label))
+
+    async def fork_many(self, count: int) -> list["Chat"]:
+        """`count` forks, as `fork`, or none."""
+        return [self._forked(session) for session in await self.session.fork_many(count)]
+
+    def _forked(self, session: Session) -> "Chat":
+        """The conversation over a session that was forked just now."""
         stream = self._under_way()
         if stream is not None and not stream.begun and CURSOR_KEY in session.append_metadata:
             return Chat.over(session, self._format)  # it has the messages, or the opening, or neither
         child = Chat(session, self._format, self._cursor if stream is None else stream.cursor())
         child._opening = self._opening
         return child
-
-    async def fork_many(self, count: int) -> list["Chat"]:
-        """`count` forks, as `fork`."""
-        return [await self.fork() for _ in range(count)]
 
     async def pause(self) -> Point:
         """As `Session.pause`; `Runtime.resume_chat` goes on from the point."""

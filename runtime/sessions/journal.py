@@ -135,10 +135,7 @@ class Journal:
 
     def file_bytes(self) -> int:
         """What the store's files take; for a worker thread. 0 without a store."""
-        if self.store is None:
-            return 0
-        sizes = self.store.sizes()
-        return sizes.node_bytes + sizes.manifest_bytes + sizes.part_bytes + sizes.tag_bytes
+        return 0 if self.store is None else self.store.sizes().file_bytes
 
     async def write(self, entries: Sequence[Entry]) -> None:
         """Make the entries durable, all of them or none. Cancellation waits for it: it is short."""

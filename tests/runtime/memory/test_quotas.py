@@ -4,7 +4,7 @@ import asyncio
 import tempfile
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import anyio
 import anyio.lowlevel
@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serai.runtime import FinishReason, Quota, Runtime, SamplingParams, Session, Status
+from serai.runtime.chat import ChatFormat, Cursor
 from serai.runtime.errors import BadParameter, OutOfBudget, OverQuota, SessionBusy, SessionClosed, WaitedTooLong
 from serai.runtime.memory.residency import Tier
 from serai.runtime.monitor.reading import status_from_json
 from serai.runtime.scheduler import Limits
 from serai.runtime.services import Policy
+from serai.runtime.sessions.conversation import Chat
 from serai.runtime.status import NamespaceStatus
 from tests.runtime.fake_runtime import fake_runtime
 from tests.runtime.scripted import FIXED, GREEDY, LOGITS, PAGE, greedy_by_hand
@@ -138,6 +140,8 @@ async def test_sessions_are_counted_however_they_come_about(tmp_path: Path) -> N
         first = await rt.resume(point)
         with pytest.raises(OverQuota, match="'team' needs 2 more than the 1 sessions it has, and its quota is 2"):
             await first.fork_many(2)
+        with pytest.raises(OverQuota):
+            await Chat(first, cast(ChatFormat, None), cast(Cursor, None)).fork_many(2)
         assert len(rt.status().sessions) == 1, "all or none"
         second = await first.fork()
         for call in (rt.session(namespace="team"), first.fork(), first.fork(position=1), first.twin()):
