@@ -71,13 +71,17 @@ wide_dot_chain = _dot_chain(wide_dot4_value, "As ``dot_chain``, for unsigned wei
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def stack_bytes(typingctx: Any, size: Any) -> Any:
-    """The address of ``size`` (a constant) bytes on the stack, aligned to 64, uninitialised; one block a call site."""
+    """The address of ``size`` (a constant) bytes on the stack, aligned to 64, uninitialised; one block a call site.
+
+    numba's own allocation writes zeros whenever the function begins: tens of kilobytes for each task of a product.
+    """
     if not isinstance(size, types.IntegerLiteral):
         return None
     lines = -(-size.literal_value // 64)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        block = cgutils.alloca_once(builder, ir.ArrayType(f32x16.llvm, lines))
+        with builder.goto_entry_block():
+            block = builder.alloca(ir.ArrayType(f32x16.llvm, lines))
         return builder.ptrtoint(block, ir.IntType(64))
 
     return types.int64(size), codegen

@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 from serai.kernels import pack as _pack
 from serai.kernels import q4 as _q4
 from serai.kernels import q8 as _q8
+from serai.kernels.arrays import weight_array
 
 LANES = 16
 GROUP = _q4.GROUP
 """Columns that share a scale, in MXFP4 weights and in 8-bit activations."""
 
-_LINE = 64
 _WORTH_SPREADING_BYTES = 1 << 16
 
 
@@ -71,14 +71,6 @@ class Matrix:
         return f"<Matrix {self.format.value} {heads}[{self.rows}, {self.cols}], {self.nbytes} bytes>"
 
 
-def aligned(count: int, dtype: Any) -> NDArray[Any]:
-    """An uninitialised flat array that starts on a cache line."""
-    size = np.dtype(dtype).itemsize
-    raw = np.empty(count * size + _LINE, np.uint8)
-    start = -raw.ctypes.data % _LINE
-    return raw[start : start + count * size].view(dtype)
-
-
 _NO_SCALES: NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
@@ -108,7 +100,7 @@ def pack_heads(w: NDArray[Any] | Sequence[NDArray[Any]]) -> Matrix:
         raise ValueError(f"weights must have shape [heads, N, K] with nothing empty, not {list(stacked.shape)}.")
     heads, rows, cols = stacked.shape
     weight_format = plain_format(stacked)
-    data = aligned(heads * -(-rows // LANES) * cols * LANES, stacked.dtype)
+    data = weight_array(heads * -(-rows // LANES) * cols * LANES, stacked.dtype)
     interleave_plain(stacked, data, spread=stacked.nbytes > _WORTH_SPREADING_BYTES)
     return Matrix(weight_format, heads, rows, cols, data, _NO_SCALES)
 
@@ -135,7 +127,7 @@ def pack_mxfp4(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -> Matrix:
     rows, half = _matrix_of(packed).shape
     check_mxfp4(packed, scales)
     groups = -(-rows // LANES) * (2 * half // GROUP)
-    data, out_scales = aligned(groups * 256, np.uint8), aligned(groups * LANES, np.uint8)
+    data, out_scales = weight_array(groups * 256, np.uint8), weight_array(groups * LANES, np.uint8)
     interleave_mxfp4(packed, scales, data, out_scales, spread=packed.nbytes > _WORTH_SPREADING_BYTES)
     return Matrix(Format.MXFP4, 1, rows, 2 * half, data, out_scales)
 
@@ -149,7 +141,7 @@ def pack_q8(w: NDArray[Any]) -> Matrix:
     if cols % GROUP:
         raise ValueError(f"Q8 weights need a multiple of {GROUP} columns, not {cols}.")
     groups = -(-rows // LANES) * (cols // GROUP)
-    data, scales = aligned(groups * LANES * GROUP, np.int8), aligned(groups * LANES, np.uint16)
+    data, scales = weight_array(groups * LANES * GROUP, np.int8), weight_array(groups * LANES, np.uint16)
     quantize = _q8.quantize_f32 if plain_format(w) is Format.F32 else _q8.quantize_bf16
     quantize(np.ascontiguousarray(w), data, scales, w.nbytes > _WORTH_SPREADING_BYTES)
     return Matrix(Format.Q8, 1, rows, cols, data.view(np.uint8), scales.view(np.uint8))

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from serai.kernels import threads
 from serai.kernels.amx import HAS_TILES
+from serai.kernels.arrays import aligned
 from serai.kernels.compile import inline, kernel
-from serai.kernels.matrix import GROUP, aligned
+from serai.kernels.matrix import GROUP
 from serai.kernels.memory import addr, f32_at, i32_at, store_at, store_scalar_f32_at, store_scalar_i32_at
 from serai.kernels.mxfp4 import CODE_OFFSET as MXFP4_OFFSET
 from serai.kernels.naive import Q8_LARGEST, Q8_LEAST_PEAK

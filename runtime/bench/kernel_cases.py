@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.checkpoints.snapshot import LatentType
+from serai.kernels.arrays import aligned, weight_array
 from serai.kernels.kda import kda, kda_scratch_floats
 from serai.kernels.kda_inputs import DECAY, DECAYED_KEY, DECAYED_QUERY, KEY, NUMBERS, VALUE
 from serai.kernels.kda_pass import kda_step
@@ -20,7 +21,7 @@ from serai.kernels.lanes import LINE_BYTES
 from serai.kernels.latents import store_latents
 from serai.kernels.matmul import matmul
 from serai.kernels.matmul_fast import matmul_fast
-from serai.kernels.matrix import Format, Matrix, aligned
+from serai.kernels.matrix import Format, Matrix
 from serai.kernels.mla import attend
 from serai.kernels.mla_line import mla_scratch_floats
 from serai.kernels.moe import activate, combine, route
@@ -70,13 +71,13 @@ def weights(weight_format: Format, nbytes: int, columns: int) -> Matrix:
     rng = np.random.default_rng(1)
     groups = rows // 16 * (columns // 32)
     if weight_format is Format.BF16:
-        data = aligned(rows * columns, np.uint16)
+        data = weight_array(rows * columns, np.uint16)
         data[:] = np.resize((some(1, 1 << 20).view(np.uint32)[0] >> 16).astype(np.uint16), data.size)
         return Matrix(weight_format, 1, rows, columns, data, np.empty(0, np.uint8))
     is_q8 = weight_format is Format.Q8
-    data = aligned(groups * (512 if is_q8 else 256), np.uint8)
+    data = weight_array(groups * (512 if is_q8 else 256), np.uint8)
     data[:] = np.resize(rng.integers(0, 256, 1 << 22, dtype=np.uint8), data.size)
-    scales = aligned(groups * 16 * (2 if is_q8 else 1), np.uint8)
+    scales = weight_array(groups * 16 * (2 if is_q8 else 1), np.uint8)
     if is_q8:
         scales.view(np.uint16)[:] = 0x3C00
     else:

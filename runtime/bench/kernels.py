@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serai.kernels import peaks
+from serai.kernels.arrays import aligned
 from serai.kernels.cpu import SimdPath, chosen_path
-from serai.kernels.matrix import Format, aligned
+from serai.kernels.matrix import Format
 from serai.kernels.threads import parallel_region, threads
 from serai.runtime.bench.kernel_cases import (
     HEADS,

@@ -5,8 +5,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from serai.kernels.arrays import aligned
 from serai.kernels.kda import kda_scratch_floats
-from serai.kernels.matrix import aligned
 from serai.kernels.mla_line import mla_scratch_floats
 from serai.kernels.quantize import Quantized
 from serai.kernels.threads import threads

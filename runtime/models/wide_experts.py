@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from serai.kernels.matrix import aligned
+from serai.kernels.arrays import aligned
 from serai.kernels.moe import combine_some, group
 from serai.runtime.experts.access import Batch, Visit, Wait
 from serai.runtime.models.layers import Context

@@ -15,8 +15,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from serai.kernels.arrays import aligned
 from serai.kernels.matmul import gather_rows
-from serai.kernels.matrix import aligned
 from serai.runtime.experts.access import Visit, Wait
 from serai.runtime.models.backbone import Backbone, Floats
 from serai.runtime.models.batch import Batch, Outputs, cut_rows

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serai.kernels import matrix, naive, threads
+from serai.kernels import naive, threads
 from serai.kernels.activation import activate
+from serai.kernels.arrays import aligned
 from serai.kernels.experts import ExpertLayout, pack_expert
 from serai.kernels.matrix import Format
 from serai.kernels.moe import combine, combine_some, experts
@@ -206,7 +207,7 @@ class Experts:
 
     def __init__(self, weight_format: Format, latent: int, inner: int, count: int) -> None:
         self.layout = ExpertLayout(weight_format, latent, inner)
-        self.records = matrix.aligned(count * self.layout.record_bytes, np.uint8).reshape(count, -1)
+        self.records = aligned(count * self.layout.record_bytes, np.uint8).reshape(count, -1)
         self.records[:] = 0xAA
         self.dense = []
         for e in range(count):

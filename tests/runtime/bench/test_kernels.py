@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from serai.kernels import peaks
-from serai.kernels.matrix import Format, aligned, unpack
+from serai.kernels.arrays import aligned
+from serai.kernels.matrix import Format, unpack
 from serai.runtime.bench import kernels
 from serai.runtime.bench.kernel_cases import TOKEN_OPERATIONS, Attention, Case, KdaLayers, fast_product, weights
 from serai.runtime.bench.kernels import Peaks, Scale, bench_kernels
