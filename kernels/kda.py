@@ -36,14 +36,16 @@ from serai.kernels.kda_inputs import (
     token_floats,
     write_tail,
 )
+from serai.kernels.kda_panels import PANEL, panels_of
 from serai.kernels.kda_pass import BUNDLE, step_heads
 from serai.kernels.kda_state import TOGETHER, state_floats, through_four, through_one
 from serai.kernels.lanes import LINE_BYTES, fill_zero, load_lanes, store_lanes, stream_fence, sum_of_squares
 from serai.kernels.mathfn import sigmoid16
 from serai.kernels.memory import addr
 from serai.kernels.norms import inverse_rms
+from serai.kernels.runs import deal, take, take_some
 from serai.kernels.simd import splat_f32
-from serai.kernels.threads import deal, parallel_for, take, take_some
+from serai.kernels.threads import parallel_for
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -70,7 +72,7 @@ def _slot_floats(head_dim: int) -> int:
 
 def kda_scratch_floats(head_dim: int, thread_count: int) -> int:
     """Length of the float32 `scratch` of `kda`. Nothing needs to be in it, and nothing of use is left in it."""
-    width = -(-head_dim // 16) * 16
+    width = panels_of(head_dim) * PANEL
     slot = width * (head_dim + 1) + BLOCK_TOKENS * (NUMBERS * width + 16)
     return 16 + thread_count * (16 + slot)
 
@@ -110,12 +112,12 @@ def _pass_block(
     column = 0
     while column < head_dim:
         at = 4 * column * head_dim
-        if padded(head_dim) - column >= 16 * TOGETHER:
+        if padded(head_dim) - column >= PANEL * TOGETHER:
             through_four(source + at, waiting + at, target + at, tokens, count, head_dim, column, past_cache)
-            column += 16 * TOGETHER
+            column += PANEL * TOGETHER
         else:
             through_one(source + at, waiting + at, target + at, tokens, count, head_dim, column)
-            column += 16
+            column += PANEL
 
 
 @inline

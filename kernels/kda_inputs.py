@@ -1,7 +1,8 @@
 """What a token brings to one KDA head: convolved q, k, v, their norms, decay and correction strength.
 
-Prepared tokens lie in scratch as rows of `width` floats (the head's width rounded up to 16; the excess holds harmless
-finite numbers) at the offsets below, followed by sixteen floats whose first two are beta and q.k.
+Prepared tokens lie in scratch as rows of `width` floats at the offsets below, followed by sixteen floats whose first
+two are beta and q.k. The width is the head's, rounded up to 16; the excess holds finite numbers, and zeros in the row
+of v, so that the excess columns of a state stay zero.
 """
 
 import math

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from serai.kernels import threads
 from serai.kernels.compile import inline, kernel
 from serai.kernels.kda_inputs import DECAY, DECAYED_KEY, DECAYED_QUERY, KEY, padded, token_floats
+from serai.kernels.kda_panels import PANEL
 from serai.kernels.kda_state import answer, panel_bytes, state_floats
 from serai.kernels.lanes import LINE_BYTES, stream_fence, stream_store_at
 from serai.kernels.memory import addr, f32_at, prefetch, scalar_f32_at
@@ -82,24 +83,20 @@ def _write_and_read_panel(
 def step_heads(old: int, new: int, tokens: int, heads: int, head_dim: int) -> None:
     """One prepared token each through neighbouring heads of a session: o to the place of v, the state from `old` to
     `new`, which begins on a line."""
-    panel = panel_bytes(head_dim)
-    source, target, written = old, new, 0
-    u = splat_f32(0.0)
-    for head in range(heads):
-        token = tokens + head * 4 * token_floats(head_dim)
-        for column in range(0, head_dim, 16):
-            if written == 0:
-                w, z = _read_panel(source, token, head_dim)
-            else:
-                w, z = _write_and_read_panel(source, target, written, head_dim, u, source + panel, token)
-                source, target = source + panel, target + panel
-            u = answer(w, z, token, head_dim, column)
-            written = token
-    _write_panel(source, target, written, head_dim, u)
+    panel, panels = panel_bytes(head_dim), padded(head_dim) // PANEL
+    source, target, writer = old, new, tokens
+    w, z = _read_panel(source, tokens, head_dim)
+    u = answer(w, z, tokens, head_dim, 0)
+    for number in range(1, heads * panels):
+        token = tokens + number // panels * 4 * token_floats(head_dim)
+        w, z = _write_and_read_panel(source, target, writer, head_dim, u, source + panel, token)
+        u = answer(w, z, token, head_dim, number % panels * PANEL)
+        source, target, writer = source + panel, target + panel, token
+    _write_panel(source, target, writer, head_dim, u)
 
 
 @inline
-def _bundle(task: int, old: int, new: int, tokens: int, heads: int, head_dim: int) -> None:
+def _heads_task(task: int, old: int, new: int, tokens: int, heads: int, head_dim: int) -> None:
     first = task * BUNDLE
     at = 4 * first * state_floats(head_dim)
     here = tokens + 4 * first * token_floats(head_dim)
@@ -109,12 +106,14 @@ def _bundle(task: int, old: int, new: int, tokens: int, heads: int, head_dim: in
 
 @kernel("void(f32[:, ::1], i64, i64, i64)", before=threads.start)
 def kda_step(tokens: NDArray[np.float32], head_dim: int, old: int, new: int) -> None:
-    """What `serai.kernels.kda.kda` does of one token between its preparation and its norm: decay, delta rule, update
-    and read-out of one session's layer.
+    """One token's decay, delta rule, update and read-out alone, of one session's layer: `serai.kernels.naive.kda_step`.
+
+    Sessions have theirs from `serai.kernels.kda.kda`, which also prepares the token and norms what it reads out; both
+    call `step_heads`. This one is for whoever asks what the state alone costs, as `serai bench kernels` does.
 
     `tokens [heads, token_floats(head_dim)]` are prepared (`kernels/kda_inputs.py`) and start on a line; o is left in
     the place of v. `old` and `new` are the byte addresses of the layer's state before and after, 64-byte aligned.
     """
     heads = tokens.shape[0]
     arguments = (old, new, addr(tokens, 0), heads, head_dim)
-    parallel_for((heads + BUNDLE - 1) // BUNDLE, True, _bundle, arguments)
+    parallel_for((heads + BUNDLE - 1) // BUNDLE, True, _heads_task, arguments)

@@ -18,6 +18,7 @@ from serai.kernels.kda_inputs import (
     padded,
     token_floats,
 )
+from serai.kernels.kda_panels import PANEL
 from serai.kernels.lanes import LINE_BYTES, stream_store_at
 from serai.kernels.memory import f32_at, scalar_f32_at, store_at
 from serai.kernels.simd import fma, splat_f32
@@ -69,9 +70,9 @@ def _answer_four(sums: Any, token: int, head_dim: int, column: int) -> Any:
     w0, w1, w2, w3, z0, z1, z2, z3 = sums
     return (
         answer(w0, z0, token, head_dim, column),
-        answer(w1, z1, token, head_dim, column + 16),
-        answer(w2, z2, token, head_dim, column + 32),
-        answer(w3, z3, token, head_dim, column + 48),
+        answer(w1, z1, token, head_dim, column + PANEL),
+        answer(w2, z2, token, head_dim, column + 2 * PANEL),
+        answer(w3, z3, token, head_dim, column + 3 * PANEL),
     )
 
 

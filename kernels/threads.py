@@ -54,6 +54,7 @@ from serai.kernels.atomic import (
 )
 from serai.kernels.compile import inline, kernel, thin
 from serai.kernels.ranks import give_way
+from serai.kernels.runs import deal, take
 from serai.kernels.vec import define
 
 log = logging.getLogger(__name__)
@@ -66,12 +67,10 @@ _WAITING = 192  # the launcher sleeps until _DONE is complete
 _BUSY = 256
 _FUNCTION, _CONTEXT, _TASKS, _WORKERS, _STOP = 320, 328, 336, 344, 352
 _MUTEX, _WORK, _FINISHED = 384, 448, 512  # pthread objects, at most 64 bytes each
-_RUNS = 576  # one a thread: end << 32 | next task; taking a task is one atomic add
+_RUNS = 576  # one a thread, see `kernels/runs.py`
 _MOST_RUNS = 64  # more threads than that share them
 _BLOCK_BYTES = _RUNS + 64 * _MOST_RUNS
 
-_NEXT = 0xFFFFFFFF
-_ONE_OFF_THE_END = -(1 << 32)
 _MOST_TASKS = 1 << 31
 # About 0.1 ms of pauses: longer than the gap between two launches of a step, shorter than a scheduler's slice.
 _SPINS = 2500
@@ -85,40 +84,6 @@ _HAS_POSIX_THREADS = os.name in ("posix",)
 @inline
 def _run_count(pool: int) -> Any:
     return min(atomic_load(pool + _WORKERS) + 1, _MOST_RUNS)
-
-
-@inline
-def deal(run: int, begin: int, end: int) -> None:
-    """Make the tasks from ``begin`` to before ``end`` a run, which `take` takes from; ``run`` is the address of a word
-    that no other thread's word shares a line with."""
-    atomic_store(run, (end << 32) | begin)
-
-
-@inline
-def take(run: int, is_own: bool) -> Any:
-    """A task of a run, the next of one's own or the last of another's; -1 if there is none."""
-    word = atomic_load(run)
-    if (word & _NEXT) >= (word >> 32):
-        return -1
-    # Who comes too late for the last one moves an empty run's ends further past each other, at most once each.
-    if is_own:
-        word = atomic_add(run, 1)
-        task = word & _NEXT
-        return task if task < (word >> 32) else -1
-    word = atomic_add(run, _ONE_OFF_THE_END)
-    task = (word >> 32) - 1
-    return task if task >= (word & _NEXT) else -1
-
-
-@inline
-def take_some(run: int, most: int) -> Any:
-    """The next tasks of one's own run, ``most`` at most: from and to before; none if they are equal."""
-    word = atomic_load(run)
-    if (word & _NEXT) >= (word >> 32):
-        return 0, 0
-    word = atomic_add(run, most)
-    first = word & _NEXT
-    return first, max(first, min(first + most, word >> 32))
 
 
 @inline

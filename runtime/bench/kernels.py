@@ -192,8 +192,9 @@ def _products(scale: Scale, peak: Peaks, streams: Streams, timed: Callable[[Case
 def _kda(scale: Scale, streams: Streams, timed: Callable[[Case], float]) -> list[Claim]:
     """The step against a copy, and whether it knows how long a session is.
 
-    The step is decay, delta rule, update and read-out; the layer has also the convolutions, norms and gates that
-    prepare its tokens, 0.4 to 0.8 us a head that memory mostly waits for: see `kernels/kda_pass.py`.
+    The step is decay, delta rule, update and read-out. The layer, which is what a session runs, has also the
+    convolutions, norms and gates: 0.4 to 0.8 us a head of 128, a tenth to a seventh of the time that its state takes,
+    and memory waits for most of that (`kernels/kda_pass.py` says why they can't be done meanwhile).
     """
     layers = KdaLayers(scale.kda_layers, HEADS, 1)
     name = f"kda step, {scale.kda_layers} layers"
@@ -203,7 +204,7 @@ def _kda(scale: Scale, streams: Streams, timed: Callable[[Case], float]) -> list
     )
     name = f"kda step with convolutions, norms and gates, {scale.kda_layers} layers"
     seconds = timed(Case(name, layers.step_all, layers.nbytes, layers.operations, "float32"))
-    whole = f"{layers.nbytes / seconds / 1e9:.1f} GB/s; with the convolutions, norms and gates"
+    whole = f"{layers.nbytes / seconds / 1e9:.1f} GB/s, what a session runs: with the convolutions, norms and gates"
     early, late = _states_after(1_000, scale.flat_positions)
     before, after = (_layers_of(state, min(scale.kda_layers, 12)) for state in (early, late))
     # In turns, so that whatever else the machine does meets both alike.
@@ -217,7 +218,7 @@ def _kda(scale: Scale, streams: Streams, timed: Callable[[Case], float]) -> list
     whole_of_copy = _in_turns(layers.step_all, layers.nbytes, copy_speed)
     return [
         _at_least("kda_step_vs_copy", of_copy, 0.95, detail),
-        Claim.measured("kda_layer_vs_copy", whole_of_copy, "ratio", _where(whole)),
+        _at_least("kda_layer_vs_copy", whole_of_copy, 0.8, whole),
         _at_most("kda_flat", ratio, 1.05, flat),
     ]
 

@@ -150,8 +150,9 @@ def test_states_written_past_the_cache_have_the_same_bits() -> None:
     assert error(results[0][1][: case.matrix_floats], to_panels(matrix64).ravel()) < 1e-6
 
 
-def run_at(case: Case, segments: list[tuple[Inputs, F32 | None]], shift: int) -> tuple[F32, list[F32]]:
-    """Outputs and new blocks (matrix, then tails) of a batch whose new blocks start `shift` floats past a line."""
+def run_at(case: Case, segments: list[tuple[Inputs, F32 | None]], shift: int) -> tuple[F32, list[F32], F32]:
+    """Outputs and new blocks (matrix, then tails) of a batch whose new blocks start `shift` floats past a line, and
+    the scratch, which was all NaN."""
     x = Inputs.join([part for part, _ in segments])
     proj = np.concatenate([x.q, x.k, x.v], axis=1)
     olds = [None if block is None else case.joined(block) for _, block in segments]
@@ -167,7 +168,7 @@ def run_at(case: Case, segments: list[tuple[Inputs, F32 | None]], shift: int) ->
         np.array([new.ctypes.data for new in news]),
         *(0, case.matrix_floats, out, 0, scratch),
     )
-    return out, [new[:floats].copy() for new in news]
+    return out, [new[:floats].copy() for new in news], scratch
 
 
 @pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [1, 3, 1, 1, 20, 1], [1, 1, 1, 1, 1]])
@@ -183,8 +184,8 @@ def test_panels_written_while_the_next_is_read_have_the_same_bits(
     try:
         for count in (1, 2, 3):
             threads.set_threads(count)
-            outs, blocks = run_at(case, segments, 0)
-            plain_outs, plain_blocks = run_at(case, segments, 1)
+            outs, blocks, _ = run_at(case, segments, 0)
+            plain_outs, plain_blocks, _ = run_at(case, segments, 1)
             same(outs, plain_outs)
             for block, plain in zip(blocks, plain_blocks, strict=True):
                 same(block, plain)
@@ -197,6 +198,24 @@ def test_panels_written_while_the_next_is_read_have_the_same_bits(
         assert error(new[: case.matrix_floats], to_panels(matrix).ravel()) < 1e-6
         np.testing.assert_array_equal(new[case.matrix_floats :], tails.astype(np.float32).ravel())
         first += len(x)
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(16, 128), (44, 80), (410, 20)])
+@pytest.mark.parametrize(("shift", "passes"), [(0, True), (1, False)])
+def test_one_token_of_a_large_state_takes_the_pass_of_its_own(
+    heads: int, head_dim: int, shift: int, passes: bool
+) -> None:
+    """Without it a step has the same bits, later. It needs no room for a state, and prepared tokens lie there."""
+    case = Case(heads, head_dim, -5.0)
+    before = threads.threads()
+    try:
+        threads.set_threads(1)
+        _, _, scratch = run_at(case, [(case.inputs(1), case.random_block())], shift)
+    finally:
+        threads.set_threads(before)
+    room = scratch[16:][:head_dim]  # behind the thread's run of tasks
+    assert np.isfinite(room).all() == passes
+    assert np.isnan(room).all() != passes
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [(1, 128), (16, 128), (35, 128), (5, 20)])
@@ -339,6 +358,10 @@ def bits() -> str:
             [(case.inputs(2 * BLOCK_TOKENS + 3), case.random_block()), (case.inputs(1, seed=5), None)]
         )
         results += [np.nan_to_num(array) for array in (*outs, *blocks)]
+    for heads, head_dim in ((16, 128), (410, 20)):  # written past the cache
+        case = Case(heads, head_dim, -5.0)
+        out, (block,), _ = run_at(case, [(case.inputs(1), case.random_block())], 0)
+        results += [out, block]
     return digest(*results)
 
 

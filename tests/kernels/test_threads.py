@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from serai.kernels import threads
 from serai.kernels.compile import inline, kernel
+from serai.kernels.memory import addr
+from serai.kernels.runs import deal, take, take_some
 from serai.kernels.threads import parallel_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +30,31 @@ def _count(task: int, counts: Any, turns: int) -> None:
 @kernel("void(i64[::1], i64, b1)", before=threads.start)
 def count_tasks(counts: NDArray[np.int64], turns: int, spread: bool) -> None:
     parallel_for(counts.size, spread, _count, (counts, turns))
+
+
+@inline
+def _empty_runs(worker: int, runs: int, workers: int, most: int, counts: Any) -> None:
+    """Count one's own tasks, `most` at a time, then the others', one by one from their far end."""
+    first, past = take_some(runs + 64 * worker, most)
+    while first < past:
+        for task in range(first, past):
+            counts[task] += 1
+        first, past = take_some(runs + 64 * worker, most)
+    for turn in range(1, workers):
+        task = take(runs + 64 * ((worker + turn) % workers), False)
+        while task >= 0:
+            counts[task] += 1
+            task = take(runs + 64 * ((worker + turn) % workers), False)
+
+
+@kernel("void(i64[::1], i64[::1], i64, i64)", before=threads.start)
+def deal_and_take(counts: NDArray[np.int64], runs: NDArray[np.int64], workers: int, most: int) -> None:
+    """`runs` has eight words a worker."""
+    tasks = counts.size
+    for worker in range(workers):
+        at = addr(runs, 8 * worker)
+        deal(at, worker * tasks // workers, (worker + 1) * tasks // workers)
+    parallel_for(workers, True, _empty_runs, (addr(runs, 0), workers, most, counts))
 
 
 @pytest.fixture
@@ -131,3 +158,15 @@ def test_workers_rank_behind_threads_that_react() -> None:
     ranks = [os.getpriority(os.PRIO_PROCESS, worker.native_id) for worker in workers if worker.native_id]
     assert ranks == [min(own + 5, 19)]
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
+
+
+@pytest.mark.parametrize("most", [1, 3, 16])
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_every_task_of_a_run_is_taken_once(workers: int, most: int, restored_threads: None) -> None:
+    """By its owner, some at a time, or by another worker from the far end."""
+    threads.set_threads(3)
+    for tasks in (1, 2, 7, 64, 1000):
+        for _ in range(50):
+            counts = np.zeros(tasks, np.int64)
+            deal_and_take(counts, np.zeros(8 * workers, np.int64), workers, most)
+            assert (counts == 1).all()
