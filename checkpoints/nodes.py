@@ -42,7 +42,8 @@ class NodeRecord:
 
     `tokens` (int32 `[n]`) are the ids added since `parent`; `position` counts all ids up to and including them and
     `visible_tokens` those a reader was shown. `sampler` and `metadata` are plain JSON objects. `created_s` is Unix
-    time. `inexact` marks a state that comes from a lossy or foreign snapshot and is never used for reuse.
+    time. `inexact` marks a state that comes from a lossy or foreign snapshot and is never used for reuse, as are all
+    that continue from it.
     """
 
     session_id: str

@@ -28,7 +28,10 @@ class SaveReport:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """What a stored snapshot is, without loading it: enough to check budget, model and build first."""
+    """What a stored snapshot is, without loading it: enough to check budget, model and build first.
+
+    `inexact` if it was so when it was made, was stored with loss, or is that of an inexact node.
+    """
 
     node_id: str
     position: int
@@ -38,6 +41,11 @@ class SnapshotInfo:
     raw_bytes: int
     reason: str
     created_s: float
+    inexact: bool
+
+    def is_exact_for(self, running: Fingerprint) -> bool:
+        """Whether its bits are those that `running` computes from its token ids: the one place that decides this."""
+        return not self.inexact and self.fingerprint == running
 
 
 @dataclass(frozen=True, slots=True)

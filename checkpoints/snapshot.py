@@ -139,7 +139,9 @@ class Snapshot:
 
     Shapes follow `layout`: `kda` float32 `[layers, panels, key_dim, columns]`, `conv` float32 `[layers, 3, taps,
     width]`, pages as `LatentPage`, `logits` float32 `[vocab]` of the next token, `None` exactly at position 0. Arrays
-    may be strided views: only the elements they show are ever stored. Token ids are kept by nodes, not here.
+    may be strided views: only the elements they show are ever stored. Token ids are kept by nodes, not here. `inexact`
+    says that its bits are not those that the token ids give, here or where it was made: it comes from a snapshot that
+    was stored with loss or of another build, and so does all that is computed from it.
     """
 
     position: int
@@ -148,6 +150,7 @@ class Snapshot:
     conv: NDArray[np.float32]
     pages: tuple[LatentPage, ...]
     logits: NDArray[np.float32] | None
+    inexact: bool = False
 
     def __post_init__(self) -> None:
         layout = self.layout

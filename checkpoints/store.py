@@ -96,7 +96,8 @@ class Store(Tree):
         One that replaces another `IN_BACKGROUND` keeps the reason for which that was made.
 
         Parts the store holds already are not written again. The arrays must not be written to meanwhile. `SessionGone`
-        for an unknown node, ValueError if the snapshot is of another position, `StoreFull` without room.
+        for an unknown node, ValueError if the snapshot is of another position, or inexact where the node isn't (what is
+        exact there must never give way to it), `StoreFull` without room.
         """
         started_s = time.perf_counter()
         with self._holding(f"saving node {node_id}") as pin, self._settled_before() as settled:
@@ -186,7 +187,8 @@ class Store(Tree):
         """A node's state, every byte verified: all of it or an error, and nothing else changes.
 
         With `fingerprint`, `ModelMismatch` names the model fields in which it differs from the stored one; None is the
-        explicit override. That `build` or `simd` differ is for the caller to see in `snapshot_info` and to decide upon.
+        explicit override. That `build` or `simd` differ is for the caller to see in `snapshot_info` and to decide upon;
+        what is given then is `inexact`, as is what was stored so.
         `allocate(layout, position)` may give arrays of the caller's own to fill, as a snapshot of anything; after an
         error their content is nothing. `SessionGone` for an unknown node, `SnapshotMissing` without a snapshot,
         `SnapshotCorrupt` or `FormatUnknown` if it cannot be read.
@@ -196,11 +198,13 @@ class Store(Tree):
                 entry = self._manifest(node_id)
                 for name in entry.parts:
                     pin(name)
+                info = self._info(entry)
             if fingerprint is not None:
                 require_same_model(node_id, entry.fingerprint, fingerprint)
             snapshot = self._shelf.get(entry, allocate)
             self._index.note(lambda: self._index.touch(node_id, self._now()))
-        return snapshot
+        # By the manifest that was read, which need not be the one that somebody looked at before.
+        return replace(snapshot, inexact=not info.is_exact_for(fingerprint or info.fingerprint))
 
     def _manifest(self, node_id: str) -> Manifest:
         node = self._row(node_id)
@@ -230,7 +234,9 @@ class Store(Tree):
     def snapshot_info(self, node_id: str) -> SnapshotInfo:
         """What `load` would load: position, fingerprint, layout, size. Errors as there."""
         with self._doing("reading a manifest"), self._index.lock:
-            entry = self._manifest(node_id)
+            return self._info(self._manifest(node_id))
+
+    def _info(self, entry: Manifest) -> SnapshotInfo:
         return SnapshotInfo(
             node_id=entry.node_id,
             position=entry.position,
@@ -240,6 +246,7 @@ class Store(Tree):
             raw_bytes=entry.raw_bytes,
             reason=entry.reason,
             created_s=entry.created_s,
+            inexact=entry.inexact or entry.storage.lossy or self._row(entry.node_id).inexact,
         )
 
     def snapshots(self) -> list[SnapshotInfo]:
@@ -358,6 +365,8 @@ class Store(Tree):
 def _check_fits(row: NodeRow, snapshot: Snapshot, storage: Storage) -> None:
     if snapshot.position != row.position:
         raise ValueError(f"node {row.id} is at position {row.position}, the snapshot at {snapshot.position}")
+    if snapshot.inexact and not row.inexact:
+        raise ValueError(f"the snapshot is inexact, so it can't be that of node {row.id}, which is not")
     layout = snapshot.layout
     state = state_specs(layout, storage, min(layers_per_part(layout), layout.kda_shape[0]))
     for specs in (state, page_specs(layout, storage, layout.page_tokens), logits_specs(layout)):
@@ -391,6 +400,7 @@ def _entry(
         state=hashes[:states],
         pages=hashes[states : states + pages],
         logits=None if snapshot.logits is None else hashes[-1],
+        inexact=snapshot.inexact,
     )
 
 

@@ -21,8 +21,8 @@ class Tree(StoreFolder):
     def record(self, *nodes: NodeRecord) -> None:
         """Keep nodes, parents before children; their token ids are durable when this returns: those of all or of none.
 
-        A parent must be stored or among them (`SessionGone`), and `position` must be the parent's plus the tokens added
-        (ValueError).
+        A parent must be stored or among them (`SessionGone`), `position` must be the parent's plus the tokens added,
+        and what continues from an inexact node must be inexact (ValueError).
         """
         with self._doing("recording a node"), self._index.lock, ExitStack() as taking_back:
             first = self._index.next_sequence()
@@ -34,6 +34,8 @@ class Tree(StoreFolder):
                     raise ValueError(
                         f"{len(node.tokens)} tokens after position {start} do not end at position {node.position}"
                     )
+                if parent is not None and parent.inexact and not node.inexact:
+                    raise ValueError(f"node {node.id} continues from node {parent.id}, which is inexact, and so is it")
                 if node.id in rows or self._index.node(node.id) is not None:
                     raise ValueError(f"node {node.id} is stored already, and nodes never change")
                 chain = chain_of("" if parent is None else parent.chain, node.tokens)

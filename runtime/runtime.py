@@ -22,7 +22,7 @@ from serai.runtime.services import Services
 from serai.runtime.sessions.conversation import Chat
 from serai.runtime.sessions.events import Watcher
 from serai.runtime.sessions.holding import Holding
-from serai.runtime.sessions.journal import Point, Stored
+from serai.runtime.sessions.journal import Accept, Point, Stored
 from serai.runtime.sessions.migration import pull, push, take
 from serai.runtime.sessions.session import Session
 from serai.runtime.sessions.turns import Timeline
@@ -205,7 +205,8 @@ class Runtime:
 
         At the end of a session that is not live, that session goes on; anywhere else a new one branches off. Both keep
         the point's random branch. A state without a usable snapshot is rebuilt by replaying its token ids, which gives
-        the same bits; a snapshot of another build or SIMD path is used only `as_is`, and marks the session inexact. One
+        the same bits; a snapshot of another build or SIMD path is used only `as_is`, and marks the session inexact, as
+        is all that follows: its states are stored under nodes of their own, never in the place of an exact one. One
         that lies otherwise in memory than this build has it is never used, and is written anew once it was replayed.
         The end of a session that was moved elsewhere raises `NotOwner`; one whose move was broken off asks the other
         side first. `take_back` is a person's word that the session is used nowhere else.
@@ -219,29 +220,30 @@ class Runtime:
         call = object()
         self._resuming[call] = str(point)  # no live session stands for it yet
         try:
-            stored = await self._services.keeper.find(str(point), as_is=as_is, take_back=take_back)
+            accept = Accept.AS_IS if as_is else Accept.OWN
+            stored = await self._services.keeper.find(str(point), accept, take_back=take_back)
             self._resuming[call] = stored.node.id
-            return await self._resumed(stored, as_is=as_is, background=background)
+            return await self._resumed(stored, background=background)
         finally:
             del self._resuming[call]
 
-    async def _resumed(self, stored: Stored, *, as_is: bool, background: bool) -> Session:
+    async def _resumed(self, stored: Stored, *, background: bool) -> Session:
         """A live session at a stored point."""
         keeper, node, timeline = self._services.keeper, stored.node, stored.timeline
         account = self._services.pool.accounts.of(node.namespace)
         account.check_sessions()
         start = 0 if stored.start is None else stored.start.position
         state: State | None = None
-        inexact = node.inexact
+        replayed = 0
         # What an inexact snapshot makes of the session is known only once it has been read.
         background = background and not (stored.start is not None and stored.start.inexact)
         if not background:
-            state, inexact = await keeper.rebuild(stored)
+            state, replayed = await keeper.rebuild(stored)
         goes_on = stored.is_head and node.session_id not in self._services.live
         if goes_on and stored.path and self._services.journal.store is not None:
             # It may have been live while the state was rebuilt, and have gone on or away since.
             try:
-                again = await keeper.find(node.id, as_is=as_is)
+                again = await keeper.find(node.id, stored.accept)
                 goes_on = again.is_head and node.session_id not in self._services.live
             except BaseException:
                 if state is not None:
@@ -261,10 +263,10 @@ class Runtime:
             holding=Holding(keeper, state, node.position, replay_tokens=node.position - start if background else 0),
             namespace=node.namespace,
             label=node.label,
-            inexact=inexact,
             append_metadata=stored.append_metadata,
+            replayed_tokens=replayed,
         )
-        session.record.continues(stored.path, inexact=inexact)
+        session.record.continues(stored.path, inexact=state is not None and state.inexact)
         if not goes_on:
             session.record.started(timeline, NodeKind.FORK)
         if background:

@@ -131,10 +131,12 @@ class State:
 
     `logits` is float32 `[vocab_size]`, or None at position 0, where no next token is defined. `account` is that of its
     namespace, which everything that grows from it is taken for. `source` is the node whose snapshot it was read from,
-    until a step after it has succeeded; `is_spoiled` says that the first one failed.
+    until a step after it has succeeded; `is_spoiled` says that the first one failed. `inexact` says that its bits are
+    not those its token ids give: it comes of a snapshot that was stored with loss or by another build. The state itself
+    says so, so that wherever it goes, and whatever is computed from it, is known to be.
     """
 
-    __slots__ = ("_refs", "account", "fixed", "is_spoiled", "logits", "position", "source", "table")
+    __slots__ = ("_refs", "account", "fixed", "inexact", "is_spoiled", "logits", "position", "source", "table")
 
     def __init__(
         self, position: int, fixed: Buffer | None, table: PageTable, logits: Buffer | None, account: Account
@@ -149,6 +151,7 @@ class State:
         self.logits = logits
         self.source: str | None = None
         self.is_spoiled = False
+        self.inexact = False
 
     def retain(self) -> "State":
         self._refs = _one_more(self._refs)
@@ -203,9 +206,11 @@ class Draft:
     _claims: tuple[tuple[Buffer, int, int], ...]
 
     def commit(self) -> State:
-        """The new state; the caller owns it, and still owns `before`."""
+        """The new state; the caller owns it, and still owns `before`. It is inexact if that is."""
         before = self.before
-        return State(before.position + self.tokens, self.fixed, self.table, self.logits, before.account)
+        after = State(before.position + self.tokens, self.fixed, self.table, self.logits, before.account)
+        after.inexact = before.inexact
+        return after
 
     def abandon(self) -> None:
         """Give back every buffer and every claimed row, as if the step had never been planned."""
@@ -381,9 +386,8 @@ def snapshot_of(layout: StateLayout, state: State) -> Snapshot:
             LatentPage(page_view(layout, page)[:, :rows], page.identity if rows == layout.page_tokens else None)
         )
     logits = None if state.logits is None else state.logits.array
-    return Snapshot(
-        state.position, layout, kda_view(layout, state.fixed), tails_view(layout, state.fixed), tuple(pages), logits
-    )
+    kda, tails = kda_view(layout, state.fixed), tails_view(layout, state.fixed)
+    return Snapshot(state.position, layout, kda, tails, tuple(pages), logits, inexact=state.inexact)
 
 
 def fill(draft: Draft, layout: StateLayout, snapshot: Snapshot) -> None:

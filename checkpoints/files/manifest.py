@@ -50,7 +50,8 @@ class Manifest:
     """One stored snapshot. `state` has a part per group of KDA layers, `pages` one per latent page; as hex hashes.
 
     `chain` is the node's chain: it binds the snapshot to the exact token ids it was computed from. `set_aside` says why
-    it is kept for inspection but never loaded again.
+    it is kept for inspection but never loaded again. `inexact` is the snapshot's own, written only where it is; builds
+    that don't know of it go by the node's.
     """
 
     node_id: str
@@ -66,6 +67,7 @@ class Manifest:
     pages: tuple[str, ...]
     logits: str | None
     set_aside: str | None = None
+    inexact: bool = False
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -171,6 +173,7 @@ def encode(manifest: Manifest) -> bytes:
             "storage": {"state": storage.state.value, "latents": storage.latents.value},
             "parts": {"state": list(manifest.state), "pages": list(manifest.pages), "logits": manifest.logits},
             **({} if manifest.set_aside is None else {"set_aside": manifest.set_aside}),
+            **({"inexact": True} if manifest.inexact else {}),
         }
     )
 
@@ -200,6 +203,7 @@ def decode(body: bytes, what: str) -> Manifest:
         pages=_hashes(parts, "pages", what),
         logits=jsonio.optional_text(parts, "logits", what),
         set_aside=jsonio.field(value, "set_aside", str, what) if "set_aside" in value else None,
+        inexact=jsonio.field(value, "inexact", bool, what) if "inexact" in value else False,
     )
     kinds = (
         state_specs(layout, manifest.storage, min(layers_per_part(layout), layout.kda_shape[0])),

@@ -153,24 +153,25 @@ class _Arriving:
             raise SnapshotCorrupt(what=what, problem="its name is no id")
         stored = nodes.decode(unframe_document(data, DocumentKind.NODE, what).data, what)
         node = stored.node
-        start, before = (0, "") if node.parent_id is None else self._end_of(node.parent_id, what)
+        start, before, inexact = (0, "", False) if node.parent_id is None else self._end_of(node.parent_id, what)
         if (
             node.id != name
             or stored.chain != chain_of(before, node.tokens)
             or node.position != start + len(node.tokens)
+            or (inexact and not node.inexact)
         ):
             raise SnapshotCorrupt(what=what, problem="it does not continue its parent")
         self._nodes[name] = stored
 
-    def _end_of(self, node_id: str, what: str) -> tuple[int, str]:
-        """Position and chain of a node that came before, or that the store has."""
-        if node_id in self._nodes:
-            return self._nodes[node_id].node.position, self._nodes[node_id].chain
+    def _end_of(self, node_id: str, what: str) -> tuple[int, str, bool]:
+        """Position and chain of a node that came before, or that the store has, and whether it is inexact."""
+        if (stored := self._nodes.get(node_id)) is not None:
+            return stored.node.position, stored.chain, stored.node.inexact
         with self._store.reading_index() as index:
             row = index.node(node_id)
         if row is None:
             raise SnapshotCorrupt(what=what, problem=f"its parent {node_id} is neither in the bundle nor in the store")
-        return row.position, row.chain
+        return row.position, row.chain, row.inexact
 
     def _take_manifest(self, name: str, data: bytes) -> None:
         what = f"manifest {name!r}"
@@ -257,7 +258,7 @@ class _Arriving:
     def _is_new(self, stored: StoredNode) -> bool:
         with self._store.reading_index() as index:
             row = index.node(stored.node.id)
-        if row is not None and row.chain != stored.chain:
+        if row is not None and (row.chain, row.inexact) != (stored.chain, stored.node.inexact):
             raise SnapshotCorrupt(what=f"node {row.id}", problem="the store has another node of this id")
         return row is None
 

@@ -70,7 +70,6 @@ class ChangingSession(DurableSession):
         namespace: str,
         label: str,
         workflow: str | None,
-        inexact: bool,
         append_metadata: Mapping[str, Any] | None,
         priority: int,
     ) -> None:
@@ -85,7 +84,6 @@ class ChangingSession(DurableSession):
             workflow=workflow,
             append_metadata=append_metadata,
         )
-        self.inexact = inexact
         self.priority = priority
         self.taken_back = np.zeros(0, np.int32)
         self._rate = Rate()

@@ -17,7 +17,7 @@ from serai.runtime.errors import SeraiError, ShuttingDown
 from serai.runtime.memory.admission import Admission, Reservation
 from serai.runtime.memory.ledger import held_bytes
 from serai.runtime.memory.residency import Tier
-from serai.runtime.sessions.journal import Journal, Start, Stored
+from serai.runtime.sessions.journal import Accept, Journal, Start, Stored
 from serai.runtime.sessions.prefixes import Kept, Prefixes
 from serai.runtime.sessions.record import Record
 from serai.runtime.sessions.saver import Saver
@@ -40,39 +40,42 @@ class Keeper:
         self.demotions = 0
         self.promotions = 0
 
-    async def find(self, name: str, *, as_is: bool = False, take_back: bool = False) -> Stored:
-        return await self._journal.find(name, as_is=as_is, take_back=take_back)
+    async def find(self, name: str, accept: Accept = Accept.OWN, *, take_back: bool = False) -> Stored:
+        return await self._journal.find(name, accept, take_back=take_back)
 
-    async def rebuild(self, stored: Stored, reservation: Reservation | None = None) -> tuple[State, bool]:
+    async def rebuild(self, stored: Stored, reservation: Reservation | None = None) -> tuple[State, int]:
         """The state at a stored point: its nearest snapshot, and a replay of the token ids after that.
 
-        With it, whether that snapshot makes it an inexact one. The `reservation` holds what it takes, if
-        there is one. A snapshot there that lies otherwise in memory is written anew in the background.
+        With it, how many those were. The `reservation` holds what it takes, if there is one. A snapshot there that lies
+        otherwise in memory is written anew in the background.
         """
         start = stored.start
         while start is not None:
             before = await self._restore(start, stored.node.namespace, reservation)
             if before is not None:
                 break
-            start = await self._journal.start_of(stored.node.id, as_is=stored.as_is)
+            start = await self._journal.start_of(stored.node.id, stored.accept)
         else:
             before = self._pool.empty(stored.node.namespace)
         state = await self._replay(before, stored.timeline, stored.node.session_id, reservation)
-        inexact = start is not None and start.inexact
-        was_replayed = state.position > (0 if start is None else start.position)
-        if stored.otherwise is not None and was_replayed and not inexact:
+        replayed = state.position - (0 if start is None else start.position)
+        if stored.otherwise is not None and replayed and not state.inexact and not stored.otherwise.inexact:
             # A branch pauses under a node of its own: the same tokens would be replayed for each who resumes here.
             self._saver.offer(stored.otherwise, state, stored.timeline.digest(), first=False, replaces=False)
-        return state, stored.node.inexact or inexact
+        return state, replayed
 
     async def bring_back(self, record: Record, position: int, reservation: Reservation | None = None) -> State:
-        """The state of a live session, which is at `position` and at its record's last node."""
-        start = await self._journal.start_of(record.point(), as_is=False)
+        """The state of a live session, which is at `position` and at its record's last node.
+
+        An exact session stays so: rather than go on from what was stored with loss, its token ids are replayed.
+        """
+        accept = Accept.OWN if record.inexact else Accept.EXACT
+        start = await self._journal.start_of(record.point(), accept)
         if start is not None and start.position == position:  # as it is left by a move: no token ids are needed
             state = await self._restore(start, record.namespace, reservation)
             if state is not None:
                 return state
-        state, _ = await self.rebuild(await self.find(record.point()), reservation)
+        state, _ = await self.rebuild(await self.find(record.point(), accept), reservation)
         return state
 
     async def at(
@@ -193,7 +196,7 @@ class Keeper:
                     state.release()
         if not is_whole:
             return None
-        state.source = start.node_id
+        state.source, state.inexact = start.node_id, start.inexact
         return state
 
 

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import anyio
@@ -49,6 +50,17 @@ class Point:
         return self.id
 
 
+class Accept(Enum):
+    """Which stored snapshots of the model a state may begin from."""
+
+    EXACT = "exact"
+    """Those with the bits that this build gives their token ids: the state is as exact as a replay."""
+    OWN = "own"
+    """Those that this build made, inexact ones too, or stored with loss."""
+    AS_IS = "as it is"
+    """Those of other builds and SIMD paths as well."""
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
     """A stored snapshot to start from; `inexact` if what follows it will be."""
@@ -64,7 +76,7 @@ class Stored:
     start when rebuilding its state (None: from nothing).
 
     `otherwise` is the node at its position whose snapshot lies otherwise in memory than this build has it, if there is
-    one: the state is worth writing there once it is rebuilt. `as_is` as it was asked for by.
+    one: the state is worth writing there once it is rebuilt. `accept` as it was asked for by.
     """
 
     path: tuple[NodeRecord, ...]
@@ -72,7 +84,7 @@ class Stored:
     is_head: bool
     start: Start | None
     otherwise: NodeRecord | None
-    as_is: bool
+    accept: Accept
 
     @property
     def node(self) -> NodeRecord:
@@ -180,19 +192,19 @@ class Journal:
         self._give_back.moved(report.new_raw_bytes)
         return report
 
-    async def find(self, name: str, *, as_is: bool, take_back: bool = False) -> Stored:
+    async def find(self, name: str, accept: Accept, *, take_back: bool = False) -> Stored:
         """Look up a node, session or tag and read the snapshot its state is to be rebuilt from.
 
         Raises `SessionGone`, `ModelMismatch`, or `NotOwner` at the end of a session that was moved away, unless a
-        person says to `take_back` what nobody else uses. A snapshot of another build or SIMD path is used only
-        `as_is`, and one that lies otherwise in memory never: the token ids are replayed from the one before it.
+        person says to `take_back` what nobody else uses. A snapshot that is not to be accepted is not used, and one
+        that lies otherwise in memory never: the token ids are replayed from the one before it.
         """
         store = self.store
         if store is None:
             raise BadParameter(
                 'resuming needs the store that holds the point; open the runtime with store="its/folder"'
             )
-        return await anyio.to_thread.run_sync(lambda: self._find(store, name, as_is=as_is, take_back=take_back))
+        return await anyio.to_thread.run_sync(lambda: self._find(store, name, accept, take_back=take_back))
 
     async def own_start(self, node_id: str) -> Start | None:
         """The snapshot stored under a node, if it is of this model and build, and exact; None otherwise."""
@@ -208,28 +220,26 @@ class Journal:
         except (SnapshotCorrupt, SnapshotMissing, FormatUnknown) as error:
             log.warning("%s", error)
             return None
-        if info.storage.lossy or info.fingerprint != self._fingerprint:
-            return None
-        return Start(node_id, info.position, inexact=False)
+        return Start(node_id, info.position, inexact=False) if info.is_exact_for(self._fingerprint) else None
 
-    async def start_of(self, node_id: str, *, as_is: bool) -> Start | None:
+    async def start_of(self, node_id: str, accept: Accept) -> Start | None:
         """The nearest snapshot on the way to a node that can be started from, by what is known now."""
         store = self.store
         if store is None:
             return None
-        return (await anyio.to_thread.run_sync(lambda: self._start_of(store, node_id, as_is=as_is)))[0]
+        return (await anyio.to_thread.run_sync(self._start_of, store, node_id, accept))[0]
 
     async def load(self, start: Start, into: Snapshot) -> bool:
         """Read a snapshot into memory that is there already, of its position, to the end even when cancelled.
 
-        False when it turns out that it can't be used: it is set aside then, and `into` holds nothing.
+        False when it turns out that it can't be used: it is set aside then if it is damaged, and `into` holds nothing.
         """
         store = self.store
         return store is not None and await in_thread_to_the_end(lambda: self._load(store, start, into))
 
     def _load(self, store: Store, start: Start, into: Snapshot) -> bool:
         try:
-            store.load(start.node_id, self._fingerprint, allocate=lambda layout, position: into)
+            loaded = store.load(start.node_id, self._fingerprint, allocate=lambda layout, position: into)
         except (SnapshotMissing, SessionGone):
             return False  # it was erased meanwhile
         except (SnapshotCorrupt, FormatUnknown) as error:
@@ -237,7 +247,7 @@ class Journal:
             store.set_aside(start.node_id, str(error))
             return False
         self._give_back.moved(into.size_bytes)
-        return True
+        return start.inexact or not loaded.inexact  # another may have been stored since
 
     async def thin(self, node_id: str) -> None:
         """Erase a snapshot that was written in the background, if it is still there; what was asked for stays."""
@@ -294,11 +304,11 @@ class Journal:
         for info in store.snapshots():
             node = store.node(info.node_id)
             prefix = (node.sampler or {}).get("prefix")
-            if prefix and not node.inexact and not info.storage.lossy and info.fingerprint == self._fingerprint:
+            if prefix and info.is_exact_for(self._fingerprint):
                 found.append(StoredPrefix(node.namespace, bytes.fromhex(prefix), node.position, node.id))
         return found
 
-    def _find(self, store: Store, name: str, *, as_is: bool, take_back: bool) -> Stored:
+    def _find(self, store: Store, name: str, accept: Accept, *, take_back: bool) -> Stored:
         node_id = store.resolve(name)
         path = store.path(node_id)
         node = path[-1]
@@ -309,13 +319,13 @@ class Journal:
             require_owned(store, node.session_id)
         timeline = timeline_of(path)
         bare = tuple(without_tokens(one) for one in path)
-        start, otherwise = self._start_of(store, node_id, as_is=as_is)
+        start, otherwise = self._start_of(store, node_id, accept)
         here = (one for one in reversed(bare) if one.position == node.position and one.id in otherwise)
         return Stored(
-            path=bare, timeline=timeline, is_head=is_head, start=start, otherwise=next(here, None), as_is=as_is
+            path=bare, timeline=timeline, is_head=is_head, start=start, otherwise=next(here, None), accept=accept
         )
 
-    def _start_of(self, store: Store, node_id: str, *, as_is: bool) -> tuple[Start | None, list[str]]:
+    def _start_of(self, store: Store, node_id: str, accept: Accept) -> tuple[Start | None, list[str]]:
         """The latest usable snapshot on the way to the node, and the nodes after it whose snapshots lie otherwise in
         memory.
 
@@ -335,16 +345,18 @@ class Journal:
             if holds_the_same_numbers(info.layout, ours):
                 found = replace(found, state_layout=self._fingerprint.state_layout)
             require_same_model(holder, found, self._fingerprint)
-            foreign = bool(info.fingerprint.build_differences(self._fingerprint))
+            inexact = not info.is_exact_for(self._fingerprint)
             if info.layout != ours:
                 same_kda = info.layout.kda_shape == ours.kda_shape
                 what = "pages of another size" if same_kda else "KDA states in another order"
                 log.info("the snapshot of node %s has %s: it is not used", holder, what)
                 otherwise.append(holder)
-            elif foreign and not as_is:
+            elif info.fingerprint.build_differences(self._fingerprint) and accept is not Accept.AS_IS:
                 log.info("the snapshot of node %s is of another build or SIMD path: it is not used", holder)
+            elif inexact and accept is Accept.EXACT:
+                log.info("the snapshot of node %s is inexact: it is not used", holder)
             else:
-                return Start(holder, info.position, inexact=foreign or info.storage.lossy), otherwise
+                return Start(holder, info.position, inexact=inexact), otherwise
             step = store.parent(holder)
         return None, otherwise
 

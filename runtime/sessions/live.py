@@ -64,6 +64,11 @@ class LiveSession:
         return self._holding.position
 
     @property
+    def inexact(self) -> bool:
+        """Whether it comes from a state that was stored with loss or by another build: nothing of it is reused."""
+        return self.record.inexact
+
+    @property
     def tier(self) -> Tier:
         """Where the state is: hot in memory, or cold in the store until it is used again."""
         return self._holding.tier

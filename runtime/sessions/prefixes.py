@@ -89,7 +89,9 @@ class Prefixes:
         return (one.state for tenant in self._tenants.values() for one in tenant.held if one.state is not None)
 
     def keep(self, namespace: str, digest: bytes, state: State, *, owner: str = "") -> Kept:
-        """Keep a state in memory; the caller's reference stays the caller's."""
+        """Keep a state in memory; the caller's reference stays the caller's. An inexact one is never for others."""
+        if state.inexact:
+            raise AssertionError("an inexact state was to be kept for whoever has the same token ids")
         entry = self._entry(namespace, state.position, digest)
         entry.owners.add(owner)
         if entry.state is None:

@@ -35,6 +35,11 @@ class Record:
         self._label = label
 
     @property
+    def inexact(self) -> bool:
+        """Whether all that follows is: it comes, or once came, from an inexact state."""
+        return self._inexact
+
+    @property
     def is_durable(self) -> bool:
         """Whether there is a store that it is written to."""
         return self._journal.is_durable
@@ -67,9 +72,9 @@ class Record:
         raise NodeElsewhere(node_id=node_id, session_id=self._session_id)
 
     def continues(self, path: Sequence[NodeRecord], *, inexact: bool) -> None:
-        """The session goes on from the end of a path that is durable; `inexact` marks all that follows."""
+        """The session goes on from the end of a path that is durable, from a state that is `inexact`, or not."""
         self._path = [Entry(node, durable=True) for node in path]
-        self._inexact = inexact
+        self._inexact = inexact or any(node.inexact for node in path)
 
     def branched_from(self, other: "Record") -> None:
         """The session begins where another one stands now; what that one has not written yet is written by both."""
@@ -194,14 +199,25 @@ class Record:
         await self._journal.write([entry for entry in self._path if not entry.durable])
 
     async def save(self, state: State, reason: str) -> Point:
-        """Make everything so far durable, and the state, which is that of the last node at its position, with it."""
+        """Make everything so far durable, and the state, which is that of the last node at its position, with it.
+
+        An inexact one gets a node of its own where that node is exact: others resume there, and must find what it has.
+        """
         state.retain()  # whoever ends the session while this waits does not take it away
         try:
+            self._close_generation()
+            node = self._last_at(state.position)
+            if state.inexact and not node.inexact:
+                facts = {**(node.sampler or {}), "params": None}
+                self._add_node(NodeKind.PAUSE, np.zeros(0, np.int32), node.position, node.turn, facts)
+                node = self._last_at(state.position)
             await self.flush()
-            node = next(entry.node for entry in reversed(self._path) if entry.node.position == state.position)
             return await self._journal.save(node, state, reason)
         finally:
             state.release()
+
+    def _last_at(self, position: int) -> NodeRecord:
+        return next(entry.node for entry in reversed(self._path) if entry.node.position == position)
 
     async def save_settled(self, state: State, timeline: Timeline, reason: str) -> Point:
         """As `save`, of the end of `timeline`, to which no fork was added that the last node doesn't know of.

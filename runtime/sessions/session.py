@@ -42,9 +42,9 @@ class Session(ChangingSession):
         label: str,
         workflow: str | None = None,
         parent: str | None = None,
-        inexact: bool = False,
         append_metadata: Mapping[str, Any] | None = None,
         priority: int = 0,
+        replayed_tokens: int = 0,
     ) -> None:
         super().__init__(
             services,
@@ -54,11 +54,11 @@ class Session(ChangingSession):
             namespace=namespace,
             label=label,
             workflow=workflow,
-            inexact=inexact,
             append_metadata=append_metadata,
             priority=priority,
         )
         self.parent = parent
+        self.replayed_tokens = replayed_tokens  # read once more for it to be resumed
         self.worth = Worth()
         services.live[session_id] = self
         services.events.tell(EventKind.OPENED, session_id, namespace, label)
@@ -153,7 +153,6 @@ class Session(ChangingSession):
             label=self.label if label is None else label,
             workflow=self.workflow,
             parent=self.id,
-            inexact=self.inexact,
             append_metadata=self.append_metadata,
             priority=self.priority,
         )

@@ -39,7 +39,9 @@ def test_a_version_is_read(made: ModuleType, tmp_path: Path) -> None:
             found = store.node(expected.id)
             for name in type(expected).__dataclass_fields__:
                 assert np.array_equal(getattr(found, name), getattr(expected, name)), name
-            assert store.snapshot_info(expected.id).storage == storage
+            info = store.snapshot_info(expected.id)
+            assert info.storage == storage
+            assert info.is_exact_for(made.FINGERPRINT) is not (storage.lossy or expected.inexact)
             loaded = store.load(expected.id, made.FINGERPRINT)
             if storage.lossy:
                 assert np.array_equal(loaded.kda, made.state(expected.position).kda)
