@@ -169,13 +169,13 @@ class Sessions:
                 if self.store is None:
                     raise response_not_found(place.id)
                 try:
-                    known = await anyio.to_thread.run_sync(_known_position, self.store, place.id)
-                    parked = _Parked(place, await self.runtime.resume(place.id), stored=True)
+                    session = await self.runtime.resume(place.id)
                 except SessionGone:  # it was there when the request looked for it
                     raise response_not_found(place.id) from None
+                parked = _Parked(place, session, stored=True)
                 if self.catalogue.get(place.id, place.namespace) is not None:
                     self._park(parked)
-                return parked, place.position - known
+                return parked, session.replayed_tokens
         finally:
             if not lock.locked() and self._restoring.get(place.id) is lock:
                 del self._restoring[place.id]
@@ -378,12 +378,6 @@ class Sessions:
             await parked.session.demote()
         except SeraiError as error:
             log.warning("the state of response %s is not stored, its tokens are: %s", parked.place.id, error)
-
-
-def _known_position(store: Store, node_id: str) -> int:
-    """Up to where a stored state reaches on the way to a node."""
-    holder = store.nearest_snapshot(node_id)
-    return 0 if holder is None else store.node(holder).position
 
 
 def _deleted_in(store: Store) -> set[str]:

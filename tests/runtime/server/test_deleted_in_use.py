@@ -1,6 +1,5 @@
 """What is deleted while somebody goes on from it: nobody can begin there any more; whoever has begun goes on."""
 
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ import anyio.from_thread
 import pytest
 
 from serai.checkpoints import Store
+from serai.runtime import Session
 from serai.runtime.errors import SessionGone
 from serai.runtime.server.responses_request import PREFIX
 from tests.runtime.server.client import Client, serving_model
@@ -97,25 +97,25 @@ async def test_a_response_that_is_deleted_before_its_resuming_began_is_not_found
 ) -> None:
     """It was there when the request looked for it."""
     async with after_a_restart(tmp_path) as (client, steps, on):
-        looking, deleted = anyio.Event(), threading.Event()
-        nearest, store = Store.nearest_snapshot, client.service.sessions.store
+        looked, deleted = anyio.Event(), anyio.Event()
+        runtime = client.service.runtime
+        resume = runtime.resume
 
-        def slow(self: Store, node_id: str) -> str | None:
-            if self is store and not deleted.is_set():
-                anyio.from_thread.run_sync(looking.set)
-                assert deleted.wait(5)
-            return nearest(self, node_id)
+        async def later(*given: Any, **named: Any) -> Session:
+            looked.set()
+            await deleted.wait()
+            return await resume(*given, **named)
 
-        monkeypatch.setattr(Store, "nearest_snapshot", slow)
+        monkeypatch.setattr(runtime, "resume", later)
         steps.free()
         second = client.start("POST", "/v1/responses", on)
         with anyio.fail_after(5):
-            await looking.wait()
+            await looked.wait()
         assert (await client.call("DELETE", f"/v1/responses/{on['previous_response_id']}")).status == 200
         deleted.set()
         await second.ended.wait()
         assert (second.status, second.json()["error"]["code"]) == (404, "previous_response_not_found")
-        assert client.service.runtime.status().sessions == ()
+        assert runtime.status().sessions == ()
 
 
 async def test_a_response_goes_on_from_an_unstored_one_that_is_forgotten_meanwhile(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Places that clients go on from: each is brought back once and freed once, whoever comes and goes meanwhile."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from serai.runtime.errors import SeraiError
 from serai.runtime.server.ask import Setting
 from serai.runtime.server.places import KEPT_KEY, Ending, Place
 from serai.runtime.server.sessions import Sessions
-from tests.runtime.fake_runtime import fake_runtime
+from tests.runtime.fake_runtime import FINGERPRINT, fake_runtime
 from tests.runtime.gate import Gate
 from tests.runtime.scripted import ScriptedModel
 
@@ -210,3 +211,37 @@ async def test_whoever_goes_on_after_an_orderly_end_reads_nothing_again(
         await sessions.close()
         assert [await rt.replay_tokens(place.id) for place in places] == [0] * 3
         assert rt.status().sessions == ()
+
+
+@pytest.mark.parametrize("unusable", ["another build's", "damaged"])
+async def test_what_a_state_that_is_not_used_leaves_to_be_read_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unusable: str
+) -> None:
+    """A client is told that as much was known as didn't have to be computed again."""
+    async with fake_runtime(store=tmp_path) as rt:
+        sessions = sessions_of(rt, monkeypatch)
+        session = await rt.session()
+        await session.append([1] * 20)
+        await session.pause()
+        session = await rt.resume(session.id)
+        await session.append([2] * 5)
+        place = await sessions.keep(place_at(new_id()), session, ending=None, store=True)
+        await sessions.close()
+    with Store.open(str(tmp_path)) as store:
+        if unusable == "damaged":
+            logits = store._manifest(place.id).logits
+            assert logits is not None
+            part = tmp_path / "parts" / logits[:2] / logits[2:]
+            part.write_bytes(part.read_bytes()[:-1] + b"?")
+        else:
+            other = replace(FINGERPRINT, build="another")
+            store.save(place.id, store.load(place.id), other, reason="pause")
+    async with fake_runtime(store=tmp_path) as rt:
+        sessions = sessions_of(rt, monkeypatch)
+        await sessions.load()
+        session, read = await sessions.go_on(place)
+        assert read == rt.counters.prefilled_tokens == 5
+        await session.close()
+        _, read = await sessions.go_on(place)
+        assert read == 0, "it is parked now"
+        await sessions.close()
