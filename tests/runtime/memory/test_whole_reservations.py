@@ -98,9 +98,12 @@ async def test_hot_sessions_whose_appends_wait_for_each_other_take_turns(tmp_pat
         sessions = [await rt.session() for _ in range(3)]
         for token, session in enumerate(sessions):
             await session.append([token] * 36)
-        assert all([await session.logits() is not None for session in sessions])
         rt._services.prefixes.clear()
-        assert [session.tier for session in sessions] == [Tier.HOT] * 3
+        # While a step's states are being given back, one may have had to leave; there is room for all of them.
+        with anyio.fail_after(20):
+            while [session.tier for session in sessions] != [Tier.HOT] * 3:
+                assert all([await session.logits() is not None for session in sessions])
+
         order: list[int] = []
 
         async def more(number: int) -> None:
