@@ -7,21 +7,23 @@ with 3 MB of weights took 5 % longer, those with 13 MB 3 %.
 
 import mmap
 import threading
+import weakref
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-RUN_BYTES = 64 << 20
-"""What is asked of the system at a time; memory that nobody has written to takes none. A run is given back when the
-last of its arrays is gone."""
+BLOCK_BYTES = 64 << 20
+"""What is asked of the system at a time; memory that nobody has written to takes none."""
 
 LEAST_BYTES = 64 << 10
-"""Smaller arrays are left to the heap: a few of them should not hold a run."""
+"""Smaller arrays are left to the heap: a few of them should not hold a block."""
+
+HUGE_BYTES = 2 << 20
+"""Of a huge page, where there are any."""
 
 _LINE = 64
-_HUGE_BYTES = 2 << 20
 _MADV_HUGEPAGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
@@ -34,44 +36,56 @@ def aligned(count: int, dtype: Any) -> NDArray[Any]:
 
 
 def weight_array(count: int, dtype: Any) -> NDArray[Any]:
-    """The same for weights: a piece of a run, if it is large enough for that."""
+    """The same for weights that are loaded together and go together: a block is given back with its last array, so one
+    that stays holds what all others of its block took."""
     nbytes = count * np.dtype(dtype).itemsize
     if _MADV_HUGEPAGE is None or nbytes < LEAST_BYTES:
         return aligned(count, dtype)
-    return _runs.take(nbytes).view(dtype)
+    return _blocks.take(nbytes).view(dtype)
 
 
-class _Runs:
-    """Runs of huge pages, of which the newest has room."""
+def fresh_memory(nbytes: int, *, huge: bool) -> mmap.mmap:
+    """Whole pages straight from the operating system, `huge` ones where there are any, that nobody has written to.
+
+    Private: what is shared stays in memory when it is given back, and only this process's count of it shrinks.
+    """
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if huge and _MADV_HUGEPAGE is not None:
+        with suppress(OSError):  # a kernel may be built without them
+            memory.madvise(_MADV_HUGEPAGE)
+    return memory
+
+
+class _Blocks:
+    """Memory that arrays are cut from, one after the other; the arrays alone hold it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._left = np.empty(0, np.uint8)
+        self._newest: weakref.ref[mmap.mmap] | None = None
+        self._at = 0
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """So many bytes from a cache line on."""
-        room = -(-nbytes // _LINE) * _LINE
+        """So many bytes from a cache line on: of the newest block, if it is there and has room, or of another."""
+        if nbytes >= BLOCK_BYTES:
+            memory = fresh_memory(nbytes + HUGE_BYTES, huge=True)
+            return _cut(memory, _first_huge(memory), nbytes)
         with self._lock:
-            if room > self._left.size:
-                fresh = _run(room)
-                # The run with more room left serves the next ones.
-                if fresh.size - room < self._left.size:
-                    return fresh[:nbytes]
-                self._left = fresh
-            taken, self._left = self._left[:nbytes], self._left[room:]
+            newest = None if self._newest is None else self._newest()
+            if newest is None or self._at + nbytes > len(newest):
+                newest = fresh_memory(BLOCK_BYTES + HUGE_BYTES, huge=True)
+                self._newest, self._at = weakref.ref(newest), _first_huge(newest)
+            taken = _cut(newest, self._at, nbytes)
+            self._at += -(-nbytes // _LINE) * _LINE
         return taken
 
 
-def _run(least: int) -> NDArray[np.uint8]:
-    """Memory that nobody has written to, on huge pages where there are any."""
-    nbytes = -(-max(least, RUN_BYTES) // _HUGE_BYTES) * _HUGE_BYTES
-    memory = mmap.mmap(-1, nbytes + _HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if _MADV_HUGEPAGE is not None:
-        with suppress(OSError):  # a kernel may be built without them
-            memory.madvise(_MADV_HUGEPAGE)
-    whole = np.frombuffer(memory, np.uint8)
-    start = -whole.ctypes.data % _HUGE_BYTES
-    return whole[start : start + nbytes]
+def _cut(memory: mmap.mmap, at: int, nbytes: int) -> NDArray[np.uint8]:
+    return np.frombuffer(memory, np.uint8)[at : at + nbytes]
 
 
-_runs = _Runs()
+def _first_huge(memory: mmap.mmap) -> int:
+    """Where the first huge page of that memory can begin."""
+    return -np.frombuffer(memory, np.uint8).ctypes.data % HUGE_BYTES
+
+
+_blocks = _Blocks()

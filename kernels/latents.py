@@ -172,10 +172,14 @@ def _store_row(
 
 
 @inline
-def check_latent_bytes(latent_bytes: int) -> None:
-    """Raises ValueError for a size that no form of latents has."""
+def check_latents(latent_bytes: int, width: int, row_bytes: int) -> None:
+    """Raises ValueError for a size that no form of latents has, and where rows so far apart would overlap."""
     if latent_bytes != 4 and latent_bytes != BF16_BYTES and latent_bytes != Q8_BYTES:
         raise ValueError("latents are float32 (4 bytes), bfloat16 (2 bytes) or 8-bit codes (1 byte)")
+    if row_bytes < width * latent_bytes + (8 if latent_bytes == Q8_BYTES else 0):
+        raise ValueError(
+            "a latent, with its two scales if it has some, takes more bytes than there are to the next one"
+        )
 
 
 @kernel(
@@ -203,8 +207,8 @@ def store_latents(
     from one token's latent to the next; `latent_bytes` is 4 (float32), 2 (bfloat16: rounded to nearest even, NaN kept)
     or 1 (8-bit codes; a part of a latent with an infinity or NaN has a NaN scale). Raises ValueError for another size.
     """
-    check_latent_bytes(latent_bytes)
     kv_lora, width = norm_w.size, norm_w.size + rope
+    check_latents(latent_bytes, width, row_bytes)
     pages = Pages(page_addr, page_start, page_tokens, layer, row_bytes, latent_bytes, kv_lora, width)
     spread = proj.shape[0] * pages.width > SPREAD_FLOATS
     arguments = (proj, col, norm_w, eps, seg_start, seg_pos, pages)

@@ -31,7 +31,7 @@ from serai.kernels import threads
 from serai.kernels.atomic import atomic_add, atomic_store
 from serai.kernels.compile import inline, kernel
 from serai.kernels.lanes import LINE_BYTES
-from serai.kernels.latents import Pages, check_latent_bytes, latent_address, load_latent
+from serai.kernels.latents import Pages, check_latents, latent_address, load_latent
 from serai.kernels.memory import addr, store_at
 from serai.kernels.mla_line import (
     LINES,
@@ -157,10 +157,10 @@ def attend(
     `mla_scratch_floats(kv_lora, rope, threads)`; with less, fewer threads work. Raises ValueError if it is too small
     for one, for another size of latent, or for pairs of float32.
     """
-    check_latent_bytes(latent_bytes)
+    width = kv_lora + rope
+    check_latents(latent_bytes, width, row_bytes)
     if pairs and latent_bytes == 4:
         raise ValueError("pairs are of bfloat16 latents or of 8-bit ones")
-    width = kv_lora + rope
     slots = (scratch.size - 32) // slot_floats(width, kv_lora, TILE_VECTORS)
     if slots < 1:
         raise ValueError("attend needs mla_scratch_floats(kv_lora, rope, threads) floats of scratch")

@@ -36,7 +36,7 @@ Q8_LARGEST = np.float32(127)
 """The largest 8-bit code, of latents, activations and weights; the least is its negative."""
 
 Q8_LEAST_PEAK = np.float32(1e-30)
-"""Numbers that share a scale and none of which is larger count as 0: `Q8_LARGEST` over their largest would overflow."""
+"""Numbers that share a scale and none of which is larger count as 0: `Q8_LARGEST` over their largest could overflow."""
 
 
 # ---------------------------------------------------------------- functions of one number

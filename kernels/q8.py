@@ -93,6 +93,7 @@ def _quantize_32(low: Any, high: Any, codes: int, room: int) -> Any:
     bits = (as_u32(largest / Q8_LARGEST) + 0xFFFF) >> 16
     inverse = 1.0 / as_f32(bits << 16)
     scale = lane(bits, 0)
+    # Not `<=`, as everywhere else: weights packed by earlier builds must keep their bits, one at the edge too.
     if lane(largest, 0) < Q8_LEAST_PEAK:
         inverse, scale = splat_f32(0.0), np.uint32(0)
     # x - x is 0 unless x is an infinity or NaN, which then shows in every output.

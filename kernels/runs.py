@@ -40,7 +40,7 @@ def take(run: int, is_own: bool) -> Any:
 @inline
 def take_some(run: int, most: int) -> Any:
     """The next tasks of one's own run, ``most`` at most: from and to before; none if they are equal. A run has one
-    owner, or several of these could carry its begin past what fits in half a word."""
+    owner, who asks again once at most after the last, or its begin could grow past half a word."""
     word = atomic_load(run)
     if (word & _NEXT) >= (word >> 32):
         return 0, 0

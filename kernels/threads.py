@@ -232,6 +232,12 @@ def _spill(typingctx: Any, args: Any) -> Any:
     return types.int64(args), codegen
 
 
+@inline
+def team() -> Any:
+    """How many threads share a launch, the calling one included."""
+    return atomic_load(_pool_address() + _WORKERS) + 1
+
+
 @thin
 def parallel_for(tasks: int, spread: bool, body: Any, args: tuple[Any, ...]) -> None:
     """``body(task, *args)`` for every task in 0..tasks-1: on all threads if ``spread`` (costs 1 to 2 us), else here."""

@@ -5,11 +5,12 @@ can't be given back: over a day of many sessions a fifth of the budget came to l
 """
 
 import mmap
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from serai.kernels.arrays import HUGE_BYTES, fresh_memory
 
 SLAB_BYTES = 4 << 20
 """What is asked for at a time. Memory nobody has written to takes none."""
@@ -17,11 +18,7 @@ SLAB_BYTES = 4 << 20
 _ALIGNMENT = 64
 """One cache line and one vector register."""
 
-_HUGE_BYTES = 2 << 20
-"""Buffers from that size on are put on huge pages where there are any: a step walks through all of a state."""
-
 _MADV_DONTNEED: int | None = getattr(mmap, "MADV_DONTNEED", None)
-_MADV_HUGEPAGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
 class Slabs:
@@ -71,11 +68,8 @@ class Slabs:
             self._dry.append(raw[start : start + self._size])
             return
         count = max(1, SLAB_BYTES // self._stride)
-        # Private: what is shared stays in memory when it is given back, and only this process's count of it shrinks.
-        memory = mmap.mmap(-1, count * self._stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if _MADV_HUGEPAGE is not None and self._stride >= _HUGE_BYTES:
-            with suppress(OSError):  # a kernel may be built without them
-                memory.madvise(_MADV_HUGEPAGE)
+        # A step walks through all of a state.
+        memory = fresh_memory(count * self._stride, huge=self._stride >= HUGE_BYTES)
         whole = np.frombuffer(memory, dtype=np.uint8)
         for offset in range((count - 1) * self._stride, -1, -self._stride):
             buffer = whole[offset : offset + self._size]

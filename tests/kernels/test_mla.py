@@ -311,6 +311,12 @@ def test_wrong_arrays_sizes_and_scratch_are_refused() -> None:
         store_latents(session.proj.astype(np.float16), 0, session.norm_w, 1e-6, 16, *where, 4)
     with pytest.raises(ValueError, match="bfloat16"):
         store_latents(session.proj, 0, session.norm_w, 1e-6, 16, *where, 8)
+    for latent_bytes, row_bytes in ((4, 4 * 32 - 1), (2, 2 * 32 - 1), (1, 32 + 7)):
+        near = (*where[:-1], row_bytes)
+        with pytest.raises(ValueError, match="more bytes"):
+            store_latents(session.proj, 0, session.norm_w, 1e-6, 16, *near, latent_bytes)
+        with pytest.raises(ValueError, match="more bytes"):
+            attend(session.queries, 0.1, 2, 16, 16, *near, latent_bytes, False, out, scratch)
 
 
 def bits() -> str:

@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from serai.kernels import threads
+from serai.kernels.atomic import atomic_add, atomic_load
 from serai.kernels.compile import inline, kernel
 from serai.kernels.memory import addr
 from serai.kernels.runs import deal, take, take_some
@@ -33,28 +34,34 @@ def count_tasks(counts: NDArray[np.int64], turns: int, spread: bool) -> None:
 
 
 @inline
-def _empty_runs(worker: int, runs: int, workers: int, most: int, counts: Any) -> None:
+def _empty_runs(worker: int, runs: int, workers: int, most: int, counts: int) -> None:
     """Count one's own tasks, `most` at a time, then the others', one by one from their far end."""
+    # All begin together, as far as threads of their own have them: who is alone takes all.
+    arrived = runs + 64 * workers
+    atomic_add(arrived, 1)
+    waited = 0
+    while atomic_load(arrived) < workers and waited < 100_000:
+        waited += 1
     first, past = take_some(runs + 64 * worker, most)
     while first < past:
         for task in range(first, past):
-            counts[task] += 1
+            atomic_add(counts + 8 * task, 1)
         first, past = take_some(runs + 64 * worker, most)
     for turn in range(1, workers):
         task = take(runs + 64 * ((worker + turn) % workers), False)
         while task >= 0:
-            counts[task] += 1
+            atomic_add(counts + 8 * task, 1)
             task = take(runs + 64 * ((worker + turn) % workers), False)
 
 
 @kernel("void(i64[::1], i64[::1], i64, i64)", before=threads.start)
 def deal_and_take(counts: NDArray[np.int64], runs: NDArray[np.int64], workers: int, most: int) -> None:
-    """`runs` has eight words a worker."""
+    """`runs` has eight words a worker, and as many for how many have come."""
     tasks = counts.size
     for worker in range(workers):
         at = addr(runs, 8 * worker)
         deal(at, worker * tasks // workers, (worker + 1) * tasks // workers)
-    parallel_for(workers, True, _empty_runs, (addr(runs, 0), workers, most, counts))
+    parallel_for(workers, True, _empty_runs, (addr(runs, 0), workers, most, addr(counts, 0)))
 
 
 @pytest.fixture
@@ -164,9 +171,9 @@ def test_workers_rank_behind_threads_that_react() -> None:
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
 def test_every_task_of_a_run_is_taken_once(workers: int, most: int, restored_threads: None) -> None:
     """By its owner, some at a time, or by another worker from the far end."""
-    threads.set_threads(3)
-    for tasks in (1, 2, 7, 64, 1000):
-        for _ in range(50):
+    threads.set_threads(2)
+    for tasks, times in ((1, 50), (2, 50), (7, 50), (1000, 50), (100_000, 10)):
+        for _ in range(times):
             counts = np.zeros(tasks, np.int64)
-            deal_and_take(counts, np.zeros(8 * workers, np.int64), workers, most)
+            deal_and_take(counts, np.zeros(8 * workers + 8, np.int64), workers, most)
             assert (counts == 1).all()
