@@ -46,7 +46,7 @@ def test_blocks_are_read_in_order_and_records_at_random_and_the_file_is_gone(tmp
     assert blocks[0] == 0
     assert sorted(set(blocks))[:3] == [0, BLOCK_BYTES, 2 * BLOCK_BYTES]
     records = [offset for offset, nbytes in calls.reads if nbytes == found.record_bytes]
-    assert len(records) > 30
+    assert len(records) >= sum(TRIED)  # one each in flight, however slow the disk
     assert all(offset % found.record_bytes == 0 for offset in records)
     assert records != sorted(records)
     json.dumps(found.to_json(), allow_nan=False)
