@@ -1,4 +1,4 @@
-"""Steps that repeat: what a layer does between two pauses is the same kernels on the same memory in every step of as
+"""Steps that repeat: what layers do between two pauses is the same kernels on the same memory in every step of as
 many rows, so it is done through Python once and repeated by compiled code (`serai.kernels.recorded`).
 
 The bits are those of the calls, whoever makes them. Of a step's inputs only the arrays of its `Batch` lie elsewhere
@@ -23,7 +23,7 @@ a layer. It comes out of what the memory plan leaves for the process itself."""
 
 
 Recorded = dict[tuple[int, str], tuple[Calls, Any]]
-"""By layer and name of the work: its calls, and what it gave."""
+"""By the first layer and the name of the work: its calls, and what it gave."""
 
 
 class Replays:
