@@ -64,11 +64,12 @@ class Peer(Protocol):
         """Own the session, whose content has come, at this epoch; `NotOwner` if that can't be."""
         ...
 
-    def decline(self, session_id: str, epoch: int, source: str) -> OwnerStatus:
+    def decline(self, session_id: str, epoch: int, node_id: str, source: str) -> OwnerStatus:
         """The binding answer to a side in doubt: DECLINED if the move was not accepted and now never will be.
 
-        It comes only from where the content had come: an error if that is not there now, such as on a disk that is not
-        mounted. What was in its stead would decline, and then two would own the session.
+        It comes only from where the content had come: an error if node `node_id`, the session's last, is not there now,
+        such as on a disk that is not mounted, or is another one, or was made anew. What was in its stead would decline,
+        and then two would own the session.
         """
         ...
 
@@ -92,8 +93,11 @@ class StorePeer:
         with self.opened(create=False) as there:
             accept_move(there, session_id, epoch, source)
 
-    def decline(self, session_id: str, epoch: int, source: str) -> OwnerStatus:
+    def decline(self, session_id: str, epoch: int, node_id: str, source: str) -> OwnerStatus:
         with self.opened(create=False) as there:
+            if ownership(there, session_id).epoch < epoch:  # else it was asked, or took part, before
+                with there.reading_index():
+                    there._row(node_id)  # `SessionGone` where it never came
             return _answer(decline_move(there, session_id, epoch, source), epoch, source)
 
 
@@ -134,10 +138,13 @@ class PlacePeer:
                 remedy="begin a new move at its owner",
             )
 
-    def decline(self, session_id: str, epoch: int, source: str) -> OwnerStatus:
-        if not self.place.names(POINTS_NAME):
+    def decline(self, session_id: str, epoch: int, node_id: str, source: str) -> OwnerStatus:
+        try:
+            self.place.get(f"{POINTS_NAME}/{node_id}")
+        except FileNotFoundError as error:
             doing = f"asking whether session {session_id} has come"
-            raise PlaceFailed(url=self.name, doing=doing, reason="nothing that was pushed is there")
+            reason = f"node {node_id}, its last, was not pushed there"
+            raise PlaceFailed(url=self.name, doing=doing, reason=reason) from error
         decided = self._decide(session_id, _Decision(epoch, OwnerStatus.DECLINED, source, ""))
         accepted = decided.status is OwnerStatus.OWNED and decided.peer == source
         return OwnerStatus.OWNED if accepted else OwnerStatus.DECLINED
@@ -279,7 +286,7 @@ def settle(store: Store, session_id: str, peer: Peer | None = None) -> Ownership
         return owner
     try:
         other = peer or _peer_on_record(owner.peer)
-        answer = other.decline(session_id, owner.epoch, store.id)
+        answer = other.decline(session_id, owner.epoch, store.session_head(session_id), store.id)
     except (SeraiError, OSError) as error:
         raise NotOwner(
             session_id=session_id,

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,9 +142,9 @@ class Silent(StorePeer):
         super().accept(session_id, epoch, node_id, source)
         self._answer()
 
-    def decline(self, session_id: str, epoch: int, source: str) -> OwnerStatus:
+    def decline(self, session_id: str, epoch: int, node_id: str, source: str) -> OwnerStatus:
         self._answer()
-        return super().decline(session_id, epoch, source)
+        return super().decline(session_id, epoch, node_id, source)
 
     def _answer(self) -> None:
         if Silent.answers == 0:
@@ -426,6 +427,40 @@ def test_what_is_not_there_answers_nothing_and_nothing_is_made_in_its_stead(
     assert sides.owners(session) == (1 if sides.kind == "store" or not accepted else 0)
     if accepted:
         sides.arrive(session)
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_another_in_its_stead_answers_nothing(sides: Sides, *, accepted: bool) -> None:
+    """Another disk at the same mount point, or a store or place that was made anew: two would own the session."""
+    with sides.here() as here:
+        other = saved(here, make_snapshot(4))
+        session = left_in_doubt(sides, here, accepted=accepted)
+        there = sides.folder / ("there" if sides.kind == "store" else "place")
+        there.rename(sides.folder / "away")
+        sides.peer().receive(here, other.id)
+        for _ in range(2):
+            with pytest.raises(NotOwner, match="can't be asked whether it has come"):
+                settle(here, session)
+        assert ownership(here, session).status is OwnerStatus.MOVING
+        assert not list((there / "owners").glob("*"))
+        shutil.rmtree(there)
+        (sides.folder / "away").rename(there)
+        assert settle(here, session).may_be_used is not accepted
+    if accepted:
+        sides.arrive(session)
+    assert sides.owners(session) == 1
+
+
+def test_what_was_answered_stays_the_answer_when_the_session_is_erased_there(tmp_path: Path) -> None:
+    for accepted in (False, True):
+        sides = Sides(tmp_path / f"{accepted}", "store")
+        with sides.here() as here:
+            session = left_in_doubt(sides, here, accepted=accepted)
+            if not accepted:
+                sides.peer().decline(session, 1, here.session_head(session), here.id)
+            with sides.there() as there:
+                there.delete_session(session)
+            assert settle(here, session).may_be_used is not accepted
 
 
 @pytest.mark.parametrize("accepted", [False, True])

@@ -128,7 +128,7 @@ def test_a_side_in_doubt_asks_the_place_that_was_meant(tmp_path: Path, monkeypat
             super().accept(session_id, epoch, node_id, source)
             raise ConnectionResetError("the line broke")
 
-        def decline(self, session_id: str, epoch: int, source: str) -> OwnerStatus:
+        def decline(self, session_id: str, epoch: int, node_id: str, source: str) -> OwnerStatus:
             raise ConnectionResetError("the line broke")
 
     with Store.open(str(tmp_path / "here")) as here:
