@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from serai.checkpoints.errors import StoreInvalid
 from serai.checkpoints.files.disk import Disk
+from serai.checkpoints.reports import Erased
 from serai.checkpoints.rows import Counts, Erasure, FileKind, NodeRow, PartRow, SnapshotRow
 from serai.checkpoints.schema import INDEX_VERSION, SCHEMA
 
@@ -81,6 +82,12 @@ class Index:
         with suppress(sqlite3.OperationalError), self.change():
             write()
 
+    @property
+    def changes(self) -> int:
+        """How many rows have changed since it was opened, those of a transaction under way included."""
+        with self.lock:
+            return self._sql.total_changes
+
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self.lock:
             return self._sql.execute(query, values).fetchall()
@@ -132,14 +139,18 @@ class Index:
             for row in self._rows("SELECT session, COUNT(*) FROM nodes GROUP BY session ORDER BY MAX(sequence)")
         ]
 
-    def remove_node(self, node_id: str) -> None:
-        """Remove a childless node's row with its snapshot and tags, and queue their files. Call inside `change`."""
-        self.remove_snapshot(node_id)
-        for (file,) in self._rows("SELECT file FROM tags WHERE node = ?", (node_id,)):
+    def remove_node(self, node_id: str) -> Erased:
+        """Remove a childless node's row with its snapshot and tags, and queue their files: what goes. Call inside
+        `change`."""
+        gone = self.remove_snapshot(node_id)
+        for file, file_bytes in self._rows("SELECT file, file_bytes FROM tags WHERE node = ?", (node_id,)):
             self._erase(FileKind.TAG, file)
+            gone += Erased(file_bytes=file_bytes)
         self._rows("DELETE FROM tags WHERE node = ?", (node_id,))
+        ((file_bytes,),) = self._rows("SELECT file_bytes FROM nodes WHERE id = ?", (node_id,))
         self._rows("DELETE FROM nodes WHERE id = ?", (node_id,))
         self._erase(FileKind.NODE, node_id)
+        return gone + Erased(nodes=1, file_bytes=file_bytes)
 
     # snapshots and parts
 
@@ -221,9 +232,14 @@ class Index:
             (node_id, part.hash),
         )
 
-    def remove_snapshot(self, node_id: str) -> None:
-        """Remove a node's snapshot, if any, and the parts only it used; queue their files. Call inside `change`."""
-        self._erase_unused(self._detach(node_id))
+    def remove_snapshot(self, node_id: str) -> Erased:
+        """Remove a node's snapshot, if any, and the parts only it used; queue their files: what goes. Call inside
+        `change`."""
+        row = self.snapshot(node_id)
+        if row is None:
+            return Erased()
+        part_bytes = self._erase_unused(self._detach(node_id))
+        return Erased(snapshots=1, file_bytes=row.file_bytes + part_bytes)
 
     def touch(self, node_id: str, now_s: float) -> None:
         """Note that a snapshot was used."""
@@ -239,12 +255,16 @@ class Index:
         self._erase(FileKind.MANIFEST, row[1])
         return used
 
-    def _erase_unused(self, parts: list[int]) -> None:
+    def _erase_unused(self, parts: list[int]) -> int:
+        """Remove those of these parts that no snapshot uses, and queue their files; the bytes of these."""
+        gone_bytes = 0
         for number in parts:
             if self._one("SELECT 1 FROM uses WHERE part = ? LIMIT 1", (number,)) is None:
-                ((name,),) = self._rows("SELECT hash FROM parts WHERE number = ?", (number,))
+                ((name, file_bytes),) = self._rows("SELECT hash, file_bytes FROM parts WHERE number = ?", (number,))
                 self._rows("DELETE FROM parts WHERE number = ?", (number,))
                 self._erase(FileKind.PART, name)
+                gone_bytes += file_bytes
+        return gone_bytes
 
     # tags
 
@@ -297,15 +317,14 @@ class Index:
         sums = {kind: self._one(f"SELECT COALESCE(SUM(file_bytes), 0) FROM {table}") for kind, table in tables.items()}
         return {kind: int(row[0]) for kind, row in sums.items() if row is not None}
 
-    def own_bytes(self) -> dict[str, int]:
-        """By node, the bytes of those parts that its snapshot alone uses."""
-        return dict(
-            self._rows(
-                "SELECT s.node, SUM(p.file_bytes) FROM parts p JOIN uses u ON u.part = p.number "
-                "JOIN snapshots s ON s.number = u.snapshot WHERE p.number IN "
-                "(SELECT part FROM uses GROUP BY part HAVING COUNT(*) = 1) GROUP BY s.node"
-            )
-        )
+    def uses(self) -> list[tuple[str, int]]:
+        """The nodes of all snapshots, each with the number of every part that its snapshot uses."""
+        rows = self._rows("SELECT s.node, u.part FROM snapshots s JOIN uses u ON u.snapshot = s.number")
+        return [(node, part) for node, part in rows]
+
+    def part_bytes(self) -> dict[int, int]:
+        """The bytes of each part's file, by the part's number."""
+        return dict(self._rows("SELECT number, file_bytes FROM parts"))
 
     def counts(self) -> Counts:
         row = self._one(

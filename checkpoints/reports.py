@@ -88,6 +88,9 @@ class Sizes:
 class Erased:
     """What a deletion removed."""
 
-    nodes: int
-    snapshots: int
-    file_bytes: int
+    nodes: int = 0
+    snapshots: int = 0
+    file_bytes: int = 0
+
+    def __add__(self, other: "Erased") -> "Erased":
+        return Erased(self.nodes + other.nodes, self.snapshots + other.snapshots, self.file_bytes + other.file_bytes)

@@ -301,11 +301,11 @@ class Store(Tree):
         children.
         """
 
-        def remove() -> None:
+        def remove() -> Erased:
             children = self._index.children(self._row(node_id).id)
             if children:
                 raise NodeInUse(node_id=node_id, children=len(children))
-            self._index.remove_node(node_id)
+            return self._index.remove_node(node_id)
 
         return self._erase("erasing a node", remove)
 
@@ -317,33 +317,29 @@ class Store(Tree):
             rows = self._index.nodes(session_id)
             if rows and all(self._index.children(row.id) and self._index.snapshot(row.id) is None for row in rows):
                 self._sweep_if_possible()  # of files that could not go then
-                return Erased(0, 0, 0)
+                return Erased()
 
-        def remove() -> None:
+        def remove() -> Erased:
             rows = self._index.nodes(session_id)
             if not rows:
                 raise SessionGone(name=session_id)
+            gone = Erased()
             for row in reversed(rows):  # children are younger than their parents
                 if self._index.children(row.id):
-                    self._index.remove_snapshot(row.id)
+                    gone += self._index.remove_snapshot(row.id)
                 else:
-                    self._index.remove_node(row.id)
+                    gone += self._index.remove_node(row.id)
+            return gone
 
         return self._erase("erasing a session", remove)
 
-    def _erase(self, doing: str, remove: Callable[[], None]) -> Erased:
-        """Remove rows in one transaction, then their files; what has gone."""
+    def _erase(self, doing: str, remove: Callable[[], Erased]) -> Erased:
+        """Have `remove` take rows away in one transaction, then unlink their files; what has gone."""
         with self._doing(doing), self._index.lock:
-            before = self.sizes()
             with self._index.change():
-                remove()
-            after = self.sizes()
+                gone = remove()
             self._sweep()
-        return Erased(
-            nodes=before.nodes - after.nodes,
-            snapshots=before.snapshots - after.snapshots,
-            file_bytes=before.file_bytes - after.file_bytes,
-        )
+        return gone
 
     def sizes(self) -> Sizes:
         """How much the store holds."""

@@ -5,18 +5,26 @@ sessions go only by `session_idle_s`.
 """
 
 import math
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Final
 
+from serai.checkpoints.index import Index
 from serai.checkpoints.reports import Erased
 from serai.checkpoints.rows import NodeRow
 from serai.checkpoints.store import Store
 from serai.checkpoints.upkeep.fsck import remove_unowned
 
-_AT_ONCE: Final = 64
-"""So many are erased in one step. Each step adds up what the store holds, and keeps others from the index meanwhile."""
+_STEP_CHANGES: Final = 3000
+"""A step of erasing ends once so many rows of the index have changed: those of about a thousand parts, or of one
+snapshot that has more. All that is written to the store waits for the step that is under way."""
+
+_BETWEEN_STEPS_S: Final = 0.001
+"""What waits for the index comes to it in between: a lock that is given up and asked for again at once would go to
+whoever had it before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,8 @@ class Candidate:
     `own_bytes` are freed if it alone goes; `replay_tokens` must be fed again to rebuild it from the nearest snapshot
     before it, which is that of node `before`, if any. `parts` are the numbers of those it uses, alone or with others.
     `is_head`: its session goes on from here. `is_usable`: it can be loaded; what can't, being damaged or set aside, is
-    of no value, counts for nobody and is kept for nobody.
+    of no value, counts for nobody and is kept for nobody. `manifest` tells it from one that is saved in its place
+    later.
     """
 
     node_id: str
@@ -56,6 +65,7 @@ class Candidate:
     is_usable: bool = True
     before: str | None = None
     parts: tuple[int, ...] = ()
+    manifest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,57 +164,62 @@ def collect(store: Store, policy: GcPolicy, *, protected: Collection[str] = ()) 
     with store.reading_index() as index:
         known = {row.id for row in index.nodes()}
     kept = set(protected) | set(store.tags().values())
-    gone, sessions = Erased(0, 0, 0), 0
+    gone, sessions = Erased(), 0
     if policy.session_idle_s is not None:
         idle = [one.session_id for one in store.sessions() if now_s - one.updated_s > policy.session_idle_s]
         gone, sessions = _erase_sessions(store, idle, kept, known)
     freed_bytes, snapshots = gone.file_bytes, 0
     if policy.snapshots_per_session is not None or policy.snapshot_idle_s is not None:
-        gone = _drop(store, surplus(candidates_of(store, kept)[0], policy, now_s))
+        candidates, _ = candidates_of(store, kept, with_parts=False)
+        gone = _drop(store, _chosen(candidates, surplus(candidates, policy, now_s)))
         freed_bytes, snapshots = freed_bytes + gone.file_bytes, snapshots + gone.snapshots
     if policy.max_bytes is not None and (excess_bytes := store.sizes().file_bytes - policy.max_bytes) > 0:
         candidates, part_bytes = candidates_of(store, kept)
-        gone = _drop(store, least_valuable(candidates, excess_bytes, now_s, part_bytes))
+        gone = _drop(store, _chosen(candidates, least_valuable(candidates, excess_bytes, now_s, part_bytes)))
         freed_bytes, snapshots = freed_bytes + gone.file_bytes, snapshots + gone.snapshots
     return GcReport(snapshots, sessions, len(remove_unowned(store)), freed_bytes)
 
 
-_USES: Final = """SELECT s.node, p.number, p.file_bytes FROM uses u
-                  JOIN snapshots s ON s.number = u.snapshot JOIN parts p ON p.number = u.part"""
+def candidates_of(
+    store: Store, kept: Collection[str], *, with_parts: bool = True
+) -> tuple[list[Candidate], dict[int, int]]:
+    """Every snapshot of a store with what the choice needs to know of it, and the bytes of each part's file.
 
-
-def candidates_of(store: Store, kept: Collection[str]) -> tuple[list[Candidate], dict[int, int]]:
-    """Every snapshot of a store with what the choice needs to know of it, and the bytes of each part's file."""
+    Without the parts, which `surplus` has no use for, `own_bytes` are those of the manifest alone.
+    """
     with store.reading_index() as index:
         rows = {row.id: row for row in index.nodes()}
         saved, unusable = index.snapshots(), index.unusable()
-        own, uses = index.own_bytes(), index._rows(_USES)
-        heads = {row.session: row.id for row in rows.values()}  # in order of sequence, so the last one stays
+        uses, part_bytes = (index.uses(), index.part_bytes()) if with_parts else ([], {})
+    heads = {row.session: row.id for row in rows.values()}  # in order of sequence, so the last one stays
     found = {row.node for row in saved if row.node not in unusable}
     needed = {_nearest(rows, found, node_id) for node_id in kept if node_id in rows}
     parts: dict[str, list[int]] = {}
-    for node_id, part, _ in uses:
+    for node_id, part in uses:
         parts.setdefault(node_id, []).append(part)
+    users = Counter(part for _, part in uses)
     candidates = []
     for row in saved:
         node, is_usable = rows[row.node], row.node in found
         before = _nearest(rows, found, node.parent) if is_usable else None
+        its_parts = tuple(parts.get(node.id, ()))
         candidates.append(
             Candidate(
                 node_id=node.id,
                 session_id=node.session,
                 sequence=node.sequence,
                 used_s=row.used_s,
-                own_bytes=own.get(node.id, 0) + row.file_bytes,
+                own_bytes=row.file_bytes + sum(part_bytes[part] for part in its_parts if users[part] == 1),
                 replay_tokens=row.position - (0 if before is None else rows[before].position) if is_usable else 0,
                 is_head=is_usable and heads[node.session] == node.id,
                 is_kept=node.id in needed,
                 is_usable=is_usable,
                 before=before,
-                parts=tuple(parts.get(node.id, ())),
+                parts=its_parts,
+                manifest=row.manifest,
             )
         )
-    return candidates, {part: file_bytes for _, part, file_bytes in uses}
+    return candidates, part_bytes
 
 
 def _nearest(rows: dict[str, NodeRow], found: Collection[str], node_id: str | None) -> str | None:
@@ -213,37 +228,69 @@ def _nearest(rows: dict[str, NodeRow], found: Collection[str], node_id: str | No
     return node_id
 
 
-def _drop(store: Store, node_ids: Sequence[str]) -> Erased:
-    """Erase the snapshots of these nodes, those that are still there."""
-    return _erase(store, "erasing snapshots", node_ids, store._index.remove_snapshot)
+def _chosen(candidates: Sequence[Candidate], node_ids: Sequence[str]) -> dict[str, str]:
+    """The snapshots to let go: by node, in the order of `node_ids`, each with its manifest."""
+    manifests = {candidate.node_id: candidate.manifest for candidate in candidates}
+    return {node_id: manifests[node_id] for node_id in node_ids}
+
+
+def _drop(store: Store, chosen: Mapping[str, str]) -> Erased:
+    """Erase the chosen snapshots, those that are still there: what was saved anew after the choice stays."""
+
+    def remove(node_id: str) -> Erased:
+        row = store._index.snapshot(node_id)
+        is_there = row is not None and row.manifest == chosen[node_id]
+        return store._index.remove_snapshot(node_id) if is_there else Erased()
+
+    return _erase(store, "erasing snapshots", list(chosen), remove)
 
 
 def _erase_sessions(
     store: Store, session_ids: Sequence[str], kept: Collection[str], known: Collection[str]
 ) -> tuple[Erased, int]:
     """Erase those of the sessions' nodes that are `known` from their leaves on, sparing the kept ones and all they
-    continue from; and of how many sessions anything went."""
+    continue from; and of how many sessions anything went.
+
+    Their snapshots, which may be large, go first. The nodes of a session then go at once: with half of them left,
+    somebody would go on half way.
+    """
     touched = set()
 
-    def remove(session_id: str) -> None:
-        for row in reversed(store._index.nodes(session_id)):  # children are younger than their parents
-            if row.id in known and row.id not in kept and not store._index.children(row.id):
-                store._index.remove_node(row.id)
-                touched.add(session_id)
+    def remove(session_id: str) -> Erased:
+        gone = Erased()
+        for node_id in _removable(store._index, session_id, kept, known):
+            gone += store._index.remove_node(node_id)
+            touched.add(session_id)
+        return gone
 
-    return _erase(store, "erasing idle sessions", session_ids, remove), len(touched)
+    snapshots: list[str] = []
+    for session_id in session_ids:
+        with store.reading_index() as index:
+            snapshots += _removable(index, session_id, kept, known)
+    gone = _erase(store, "erasing idle sessions' snapshots", snapshots, store._index.remove_snapshot)
+    return gone + _erase(store, "erasing idle sessions", session_ids, remove), len(touched)
 
 
-def _erase(store: Store, doing: str, names: Sequence[str], remove: Callable[[str], None]) -> Erased:
-    """Have `remove` take each name's rows, then erase their files, some at a time; what has gone."""
-    nodes = snapshots = file_bytes = 0
-    for start in range(0, len(names), _AT_ONCE):
-        some = names[start : start + _AT_ONCE]
+def _removable(index: Index, session_id: str, kept: Collection[str], known: Collection[str]) -> list[str]:
+    """The nodes of a session that may go, each before the one it continues from."""
+    gone: dict[str, None] = {}
+    for row in reversed(index.nodes(session_id)):  # children are younger than their parents
+        if row.id in known and row.id not in kept and gone.keys() >= set(index.children(row.id)):
+            gone[row.id] = None
+    return list(gone)
 
-        def remove_some(some: Sequence[str] = some) -> None:
-            for name in some:
-                remove(name)
 
-        gone = store._erase(doing, remove_some)
-        nodes, snapshots, file_bytes = nodes + gone.nodes, snapshots + gone.snapshots, file_bytes + gone.file_bytes
-    return Erased(nodes, snapshots, file_bytes)
+def _erase(store: Store, doing: str, names: Sequence[str], remove: Callable[[str], Erased]) -> Erased:
+    """Have `remove` take each name's rows, then unlink their files, some at a time; what has gone."""
+    left, gone = deque(names), Erased()
+
+    def step() -> Erased:
+        taken, end = Erased(), store._index.changes + _STEP_CHANGES
+        while left and store._index.changes < end:
+            taken += remove(left.popleft())
+        return taken
+
+    while left:
+        gone += store._erase(doing, step)
+        time.sleep(_BETWEEN_STEPS_S)
+    return gone

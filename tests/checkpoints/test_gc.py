@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from serai.checkpoints import NodeRecord, Store
 from serai.checkpoints.index import Index
 from serai.checkpoints.rows import FileKind
+from serai.checkpoints.upkeep import gc
 from serai.checkpoints.upkeep.gc import Candidate, GcPolicy, candidates_of, collect, least_valuable, surplus
 from serai.checkpoints.upkeep.gc import value as value_of
-from tests.checkpoints.samples import grown, make_node, make_snapshot, same_bits, saved
+from tests.checkpoints.samples import FINGERPRINT, LAYOUT, grown, make_node, make_snapshot, same_bits, saved
 from tests.checkpoints.test_delta import chain
 
 
@@ -153,6 +155,66 @@ def test_the_store_is_counted_a_few_times_however_many_go(tmp_path: Path, monkey
         monkeypatch.setattr(Index, "file_bytes", counted)
         assert collect(store, GcPolicy(max_bytes=0)).snapshots == 40
         assert counts <= 4
+
+
+@pytest.mark.parametrize("policy", [GcPolicy(max_bytes=0), GcPolicy(session_idle_s=5000)])
+def test_it_takes_a_thousand_parts_at_a_time_and_a_session_in_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: GcPolicy
+) -> None:
+    """What is recorded meanwhile waits for a step; and nobody goes on from half of a session."""
+    parts, nodes = [], set()
+    sweep = Store._sweep
+
+    def noted(store: Store) -> None:
+        parts.append(sum(item.kind is FileKind.PART for item in store._index.erasures()))
+        nodes.add(store._index.counts().nodes)
+        sweep(store)
+
+    with Store.open(str(tmp_path / "s")) as store:
+        node = None
+        for turn in range(20):
+            node = saved(store, make_snapshot(100 + turn, turn, replace(LAYOUT, page_tokens=1)), node)
+        assert node is not None
+        made, idle_since_s = store.sizes(), node.created_s
+        store._now = lambda: idle_since_s + 10_000
+        monkeypatch.setattr(Store, "_sweep", noted)
+        report = collect(store, policy)
+        left = store.sizes()
+        assert report.freed_bytes == made.file_bytes - left.file_bytes
+        assert (left.parts, left.snapshots) == (0, 0)
+        assert nodes <= {20, left.nodes}
+        assert sum(parts) == made.parts > 2000
+        assert max(parts) <= 1200
+
+
+@pytest.mark.parametrize(
+    ("choice", "policy", "left"),
+    [("surplus", GcPolicy(snapshots_per_session=1), [1, 2]), ("least_valuable", GcPolicy(max_bytes=0), [1])],
+)
+def test_what_was_saved_anew_since_the_choice_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str, policy: GcPolicy, left: list[int]
+) -> None:
+    with Store.open(str(tmp_path / "s")) as store:
+        nodes = turns(store, 3)
+        choose = getattr(gc, choice)
+
+        def meanwhile(*given: Any) -> list[str]:
+            chosen: list[str] = choose(*given)
+            assert nodes[1].id in chosen
+            store.save(nodes[1].id, store.load(nodes[1].id), FINGERPRINT, reason="asked for again")
+            return chosen
+
+        monkeypatch.setattr(gc, choice, meanwhile)
+        assert collect(store, policy).snapshots == 3 - len(left)
+        assert kept(store, nodes) == left
+
+
+def test_who_uses_which_part_is_looked_up_for_a_quota_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.open(str(tmp_path / "s")) as store:
+        nodes = turns(store, 3)
+        monkeypatch.delattr(Index, "uses")
+        collect(store, GcPolicy(snapshots_per_session=1, snapshot_idle_s=1e6))
+        assert kept(store, nodes) == [2]
 
 
 def test_idle_sessions_go_as_a_whole_but_for_what_others_need(tmp_path: Path) -> None:
