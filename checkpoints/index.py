@@ -115,6 +115,7 @@ class Index:
     def add_node(self, row: NodeRow) -> None:
         values = _values(row, "inexact")
         self._rows(f"INSERT INTO nodes ({_NODE_COLUMNS}) VALUES ({_marks(values)})", values)
+        self._rows("DELETE FROM erasures WHERE kind = ? AND name = ?", (FileKind.NODE.value, row.id))
 
     def node(self, node_id: str) -> NodeRow | None:
         return _node(self._one(f"SELECT {_NODE_COLUMNS} FROM nodes WHERE id = ?", (node_id,)))

@@ -26,7 +26,8 @@ class SavedPart:
 
 
 class Pins:
-    """Parts that a running save or load counts on, and that are not unlinked meanwhile. Guarded by the index's lock."""
+    """Parts that a running save or load counts on, and all files that a running copy does: they are not unlinked
+    meanwhile. Guarded by the index's lock."""
 
     def __init__(self, index: Index, temporary: Folder) -> None:
         self._index = index
@@ -41,12 +42,12 @@ class Pins:
         first."""
 
     def count(self, name: str) -> int:
-        """How many running saves and loads count on the part."""
+        """How many running saves, loads and copies count on the part, the manifest or the node."""
         return self._counts[name]
 
     @contextmanager
     def held(self) -> Iterator[Callable[[str], None]]:
-        """A function that pins a part until the block is left."""
+        """A function that pins a part until the block is left, or a manifest or a node."""
         mine: set[str] = set()
 
         def pin(name: str) -> None:

@@ -151,15 +151,11 @@ class StoreFolder:
             raise
 
     def _sweep(self) -> None:
-        """Unlink, durably, every file whose row is gone and that no running save or load counts on."""
+        """Unlink, durably, every file whose row is gone and that no running save, load or copy counts on."""
         if self._read_only:
             return
         with self._index.lock:
-            due = [
-                item
-                for item in self._index.erasures()
-                if item.kind is not FileKind.PART or not self._pins.count(item.name)
-            ]
+            due = [item for item in self._index.erasures() if not self._pins.count(item.name)]
             if not due:
                 return
             folders = {
@@ -180,8 +176,8 @@ class StoreFolder:
 
     @contextmanager
     def _holding(self, what: str) -> Iterator[Callable[[str], None]]:
-        """A call, as by `_doing`, that is given a function to pin a part until its end. What was erased meanwhile is
-        unlinked then."""
+        """A call, as by `_doing`, that is given a function to pin a part until its end, or a manifest or a node. What
+        was erased meanwhile is unlinked then."""
         with self._doing(what):
             try:
                 with self._pins.held() as pin:

@@ -12,6 +12,7 @@ again. What is pulled is verified like any bundle.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Protocol
 
 from blake3 import blake3
@@ -57,6 +58,7 @@ class _Point:
 def push(store: Store, place: Place, node_id: str, stopped: Stopped = never) -> Moved:
     """Send a node, all it continues from and its nearest snapshot; only what the place lacks. One part is in memory.
 
+    It is what there was at the beginning, whatever is erased or saved anew meanwhile.
     `TransferStopped` if it was called off; what was sent by then is found by the next push.
     """
     with store._holding("pushing") as pin:
@@ -81,14 +83,14 @@ def push(store: Store, place: Place, node_id: str, stopped: Stopped = never) -> 
 
 
 def _local_point(store: Store, node_id: str, pin: Callable[[str], None]) -> _Point:
-    """How to pull a node that this store holds; its parts are pinned."""
+    """How to pull a node that this store holds; all that it names is pinned."""
     with store.reading_index() as index:  # all of it, or what is erased meanwhile would be missing in part only
         path, step = store.ancestry(node_id), store.nearest_snapshot(node_id)
         parts = parts_of(store, node_id)
-        for name in parts:
+        manifest = None if step is None or (row := index.snapshot(step)) is None else row.manifest
+        for name in (*path, *parts, *([] if manifest is None else [manifest])):
             pin(name)
-        row = None if step is None else index.snapshot(step)
-    return _Point(tuple(path), None if row is None else row.manifest, tuple(parts))
+    return _Point(tuple(path), manifest, tuple(parts))
 
 
 def _send_parts(store: Store, place: Place, parts: Sequence[str], stopped: Stopped) -> list[int]:
@@ -109,15 +111,13 @@ def _part_object(part: str) -> str:
 
 
 def _read(folder: Folder, file: str, what: str, stopped: Stopped) -> bytes:
-    """A whole file; asks before each buffer of it."""
+    """A whole file, once in memory; asks before each buffer of it."""
     try:
-        with folder.reading(file, what) as reader:
-            pieces, left = [], reader.size_bytes
-            while left:
+        with folder.reading(file, what) as reader, BytesIO() as whole:
+            while (left := reader.size_bytes - whole.tell()) > 0:
                 go_on(stopped)
-                pieces.append(reader.take(min(left, BUFFER_BYTES)))
-                left -= len(pieces[-1])
-            return b"".join(pieces)
+                whole.write(reader.take(min(left, BUFFER_BYTES)))
+            return whole.getvalue()  # shares its memory, where a join would be a copy
     except FileNotFoundError as error:
         raise SnapshotCorrupt(what=what, problem="its file is missing") from error
 
@@ -134,7 +134,7 @@ class StoreAsPlace:
     """Another store of this machine, read as if each of its nodes had been pushed to a place."""
 
     def __init__(self, store: Store, pin: Callable[[str], None], stopped: Stopped = never) -> None:
-        """`pin` keeps the parts of a node that is asked for until they have been read; `stopped` calls reading off."""
+        """`pin` keeps all that a point names until it has been read; `stopped` calls reading off."""
         self._store = store
         self._pin = pin
         self._stopped = stopped

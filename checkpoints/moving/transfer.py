@@ -114,15 +114,16 @@ def _is_left(store: Store, name: str) -> bool:
 def export(store: Store, node_id: str, sink: Sink, *, parts: Collection[str] | None = None) -> Moved:
     """Write a node, all it continues from and its nearest snapshot as a bundle.
 
-    `parts` limits the parts written to those the receiver wants. At most one buffer of the store's files is in memory.
+    `parts` limits the parts written to those the receiver wants. It is what there was at the beginning, whatever is
+    erased or saved anew meanwhile. At most one buffer of the store's files is in memory.
     """
     with store._holding("exporting") as pin:
         with store.reading_index() as index:  # all of it, or what is erased meanwhile would be missing in part only
             path, step = store.ancestry(node_id), store.nearest_snapshot(node_id)
             needed = parts_of(store, node_id)
-            for name in needed:
-                pin(name)
             row = None if step is None else index.snapshot(step)
+            for name in (*path, *needed, *([] if row is None else [row.manifest])):
+                pin(name)
         out = _Writer(sink)
         for node in path:
             out.file(EntryKind.NODE, node, store._folders.nodes, node)

@@ -102,7 +102,7 @@ def _check_tag(folder: Folder, file: str, tag: str, node: str) -> None:
 
 
 def remove_unowned(store: Store, *, keep: bool = False) -> list[str]:
-    """Remove the files no row stands for and no running save counts on, and name them; with `keep` only name them."""
+    """Remove the files no row stands for and no running call counts on, and name them; with `keep` only name them."""
     with store._doing("removing unowned files"), store._index.lock:
         index, folders = store._index, store._folders
         owned_nodes = {row.id for row in index.nodes()}
@@ -114,7 +114,7 @@ def remove_unowned(store: Store, *, keep: bool = False) -> list[str]:
             (folders.manifests, "manifests", owned_manifests),
             (folders.tags, "tags", owned_tags),
         ):
-            strange = [name for name in folder.names() if name not in owned]
+            strange = [name for name in folder.names() if name not in owned and not store._pins.count(name)]
             for name in strange if not keep else ():
                 folder.remove(name)
             found += [f"{kind}/{name}" for name in strange]
