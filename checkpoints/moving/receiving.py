@@ -154,13 +154,11 @@ class _Arriving:
         stored = nodes.decode(unframe_document(data, DocumentKind.NODE, what).data, what)
         node = stored.node
         start, before, inexact = (0, "", False) if node.parent_id is None else self._end_of(node.parent_id, what)
-        if (
-            node.id != name
-            or stored.chain != chain_of(before, node.tokens)
-            or node.position != start + len(node.tokens)
-            or (inexact and not node.inexact)
-        ):
+        ends_right = stored.chain == chain_of(before, node.tokens) and node.position == start + len(node.tokens)
+        if node.id != name or not ends_right:
             raise SnapshotCorrupt(what=what, problem="it does not continue its parent")
+        if inexact and not node.inexact:
+            raise SnapshotCorrupt(what=what, problem="it says that it is exact, and its parent is inexact")
         self._nodes[name] = stored
 
     def _end_of(self, node_id: str, what: str) -> tuple[int, str, bool]:
@@ -258,8 +256,12 @@ class _Arriving:
     def _is_new(self, stored: StoredNode) -> bool:
         with self._store.reading_index() as index:
             row = index.node(stored.node.id)
-        if row is not None and (row.chain, row.inexact) != (stored.chain, stored.node.inexact):
+        if row is not None and row.chain != stored.chain:
             raise SnapshotCorrupt(what=f"node {row.id}", problem="the store has another node of this id")
+        if row is not None and row.inexact != stored.node.inexact:
+            here, there = ("inexact", "exact") if row.inexact else ("exact", "inexact")
+            problem = f"it says that it is {there}, and the store has it as {here}"
+            raise SnapshotCorrupt(what=f"node {row.id}", problem=problem)
         return row is None
 
     def _saved_parts(self, entry: Manifest) -> list[SavedPart]:

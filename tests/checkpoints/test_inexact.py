@@ -119,15 +119,18 @@ def test_a_bundle_in_which_it_becomes_exact_is_refused(tmp_path: Path, monkeypat
             then.setattr(tree, "encode", lambda _, **named: nodes.encode(child, **named))
             here.record(replace(child, inexact=True))
         here.save(child.id, grown(STATE, 2), FINGERPRINT, reason="pause")
-        with pytest.raises(SnapshotCorrupt, match="does not continue its parent"):
+        with pytest.raises(SnapshotCorrupt, match="says that it is exact, and its parent is inexact"):
             import_bundle(there, bundle_of(here, child))
         assert not there.sessions()
 
 
-def test_a_bundle_that_says_otherwise_of_a_node_that_is_there_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("as_inexact", [False, True])
+def test_a_bundle_that_says_otherwise_of_a_node_that_is_there_is_refused(tmp_path: Path, *, as_inexact: bool) -> None:
     with Store.open(str(tmp_path / "here")) as here, Store.open(str(tmp_path / "there")) as there:
         node = inexact_node(here)
         there.record(replace(node, inexact=False))
-        with pytest.raises(SnapshotCorrupt, match="another node of this id"):
-            import_bundle(there, bundle_of(here, node))
+        source, target = (here, there) if as_inexact else (there, here)
+        says, has = ("inexact", "exact") if as_inexact else ("exact", "inexact")
+        with pytest.raises(SnapshotCorrupt, match=f"says that it is {says}, and the store has it as {has}"):
+            import_bundle(target, bundle_of(source, node))
         assert not there.has_snapshot(node.id)
