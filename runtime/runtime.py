@@ -22,9 +22,10 @@ from serai.runtime.services import Services
 from serai.runtime.sessions.conversation import Chat
 from serai.runtime.sessions.events import Watcher
 from serai.runtime.sessions.holding import Holding
-from serai.runtime.sessions.journal import Accept, Point, Stored
+from serai.runtime.sessions.journal import Point, Stored
 from serai.runtime.sessions.migration import pull, push, take
 from serai.runtime.sessions.session import Session
+from serai.runtime.sessions.starts import Accept
 from serai.runtime.sessions.turns import Timeline
 from serai.runtime.state import State, StatePool
 from serai.runtime.status import Status
@@ -196,7 +197,7 @@ class Runtime:
         """How many tokens `resume` would have to read once more, for want of a snapshot of this build at the point."""
         self._check_open()
         stored = await self._services.keeper.find(str(point))
-        return stored.node.position - (0 if stored.start is None else stored.start.position)
+        return stored.replay_tokens
 
     async def resume(
         self, point: Point | str, *, as_is: bool = False, take_back: bool = False, background: bool = False
@@ -206,8 +207,13 @@ class Runtime:
         At the end of a session that is not live, that session goes on; anywhere else a new one branches off. Both keep
         the point's random branch. A state without a usable snapshot is rebuilt by replaying its token ids, which gives
         the same bits; a snapshot of another build or SIMD path is used only `as_is`, and marks the session inexact, as
-        is all that follows: its states are stored under nodes of their own, never in the place of an exact one. One
-        that lies otherwise in memory than this build has it is never used, and is written anew once it was replayed.
+        is all that follows: its states are stored under nodes of their own, never in the place of an exact one. Where
+        that session goes on and pauses, such a node is its end: whoever resumes it by its id from then on goes on
+        inexactly, and the point itself is what an exact one branches off from.
+        An exact state that was replayed is written in the background, a few seconds later and if nobody has stored it
+        by then: under the point if it had no snapshot and more than `Policy.save_after_tokens` were replayed; in the
+        place of a snapshot there that lies otherwise in memory than this build has it (which is never used) or whose
+        files are damaged, however few they were. One of another build, or that was set aside, stays.
         The end of a session that was moved elsewhere raises `NotOwner`; one whose move was broken off asks the other
         side first. `take_back` is a person's word that the session is used nowhere else.
         With `background` the session is given at once, cold, and its state is read or rebuilt while nobody waits for
@@ -232,19 +238,18 @@ class Runtime:
         keeper, node, timeline = self._services.keeper, stored.node, stored.timeline
         account = self._services.pool.accounts.of(node.namespace)
         account.check_sessions()
-        start = 0 if stored.start is None else stored.start.position
         state: State | None = None
         replayed = 0
         # What an inexact snapshot makes of the session is known only once it has been read.
-        background = background and not (stored.start is not None and stored.start.inexact)
+        background = background and not (stored.way.start is not None and stored.way.start.inexact)
         if not background:
             state, replayed = await keeper.rebuild(stored)
         goes_on = stored.is_head and node.session_id not in self._services.live
-        if goes_on and stored.path and self._services.journal.store is not None:
+        if goes_on:
             # It may have been live while the state was rebuilt, and have gone on or away since.
             try:
-                again = await keeper.find(node.id, stored.accept)
-                goes_on = again.is_head and node.session_id not in self._services.live
+                is_head = await self._services.journal.is_head(node)
+                goes_on = is_head and node.session_id not in self._services.live
             except BaseException:
                 if state is not None:
                     state.release()
@@ -260,7 +265,7 @@ class Runtime:
             self._services,
             session_id=node.session_id if goes_on else new_id(),
             timeline=timeline,
-            holding=Holding(keeper, state, node.position, replay_tokens=node.position - start if background else 0),
+            holding=Holding(keeper, state, node.position, replay_tokens=stored.replay_tokens if background else 0),
             namespace=node.namespace,
             label=node.label,
             append_metadata=stored.append_metadata,

@@ -159,21 +159,22 @@ def assemble(
     gate = Admission(pool, nobody_under_way_s=bound_s)
     driver = Driver(engine, thread, pool, gate, limits or Limits())
     prefixes = Prefixes(pool)
-    saver = Saver(journal, prefixes)
+    policy = policy or Policy()
+    saver = Saver(journal, prefixes, reuse=policy.reuse)
     services = Services(
         driver=driver,
         pool=pool,
         admission=gate,
         journal=journal,
         prefixes=prefixes,
-        keeper=Keeper(driver, pool, gate, journal, prefixes, saver),
+        keeper=Keeper(driver, pool, gate, journal, prefixes, saver, save_after_tokens=policy.save_after_tokens),
         saver=saver,
         store_size=StoreSize(journal.file_bytes if journal.is_durable else None),
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         max_positions=max_positions,
         stop_ids=stop_ids,
-        policy=policy or Policy(),
+        policy=policy,
         session_bytes=session_bytes,
     )
     gate.reclaim = services.reclaim

@@ -4,8 +4,10 @@ One holding has one owner, its session. Moving in and out is guarded by a lock o
 asked for while it is being moved and simply waits for the move.
 """
 
+import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 
 import anyio
 import anyio.lowlevel
@@ -17,19 +19,30 @@ from serai.runtime.errors import SeraiError, ShuttingDown
 from serai.runtime.memory.admission import Admission, Reservation
 from serai.runtime.memory.ledger import held_bytes
 from serai.runtime.memory.residency import Tier
-from serai.runtime.sessions.journal import Accept, Journal, Start, Stored
+from serai.runtime.sessions.journal import Journal, Stored
 from serai.runtime.sessions.prefixes import Kept, Prefixes
 from serai.runtime.sessions.record import Record
 from serai.runtime.sessions.saver import Saver
+from serai.runtime.sessions.starts import Accept, Start
 from serai.runtime.sessions.turns import Timeline
 from serai.runtime.state import State, StatePool, session_bytes, snapshot_of
+
+log = logging.getLogger(__name__)
 
 
 class Keeper:
     """Brings states in and out of memory for all sessions of one runtime."""
 
     def __init__(
-        self, driver: Driver, pool: StatePool, admission: Admission, journal: Journal, prefixes: Prefixes, saver: Saver
+        self,
+        driver: Driver,
+        pool: StatePool,
+        admission: Admission,
+        journal: Journal,
+        prefixes: Prefixes,
+        saver: Saver,
+        *,
+        save_after_tokens: int,
     ) -> None:
         self._driver = driver
         self._pool = pool
@@ -37,6 +50,7 @@ class Keeper:
         self._journal = journal
         self._prefixes = prefixes
         self._saver = saver
+        self._save_after_tokens = save_after_tokens
         self.demotions = 0
         self.promotions = 0
 
@@ -46,22 +60,22 @@ class Keeper:
     async def rebuild(self, stored: Stored, reservation: Reservation | None = None) -> tuple[State, int]:
         """The state at a stored point: its nearest snapshot, and a replay of the token ids after that.
 
-        With it, how many those were. The `reservation` holds what it takes, if there is one. A snapshot there that lies
-        otherwise in memory is written anew in the background.
+        With it, how many those were. The `reservation` holds what it takes, if there is one. An exact state for which
+        many were replayed, or one for want of a snapshot that is of use, is written in the background.
         """
-        start = stored.start
-        while start is not None:
+        while (start := stored.way.start) is not None:
             before = await self._restore(start, stored.node.namespace, reservation)
             if before is not None:
                 break
-            start = await self._journal.start_of(stored.node.id, stored.accept)
+            stored = replace(stored, way=await self._journal.way_to(stored.node.id, stored.accept))
         else:
             before = self._pool.empty(stored.node.namespace)
         state = await self._replay(before, stored.timeline, stored.node.session_id, reservation)
-        replayed = state.position - (0 if start is None else start.position)
-        if stored.otherwise is not None and replayed and not state.inexact and not stored.otherwise.inexact:
+        replayed = stored.replay_tokens
+        node = None if state.inexact else stored.worth_storing(replayed, more_than=self._save_after_tokens)
+        if node is not None:
             # A branch pauses under a node of its own: the same tokens would be replayed for each who resumes here.
-            self._saver.offer(stored.otherwise, state, stored.timeline.digest(), first=False, replaces=False)
+            self._saver.offer_replayed(node, state, stored.timeline.digest())
         return state, replayed
 
     async def bring_back(self, record: Record, position: int, reservation: Reservation | None = None) -> State:
@@ -70,12 +84,18 @@ class Keeper:
         An exact session stays so: rather than go on from what was stored with loss, its token ids are replayed.
         """
         accept = Accept.OWN if record.inexact else Accept.EXACT
-        start = await self._journal.start_of(record.point(), accept)
+        start = (await self._journal.way_to(record.point(), accept)).start
         if start is not None and start.position == position:  # as it is left by a move: no token ids are needed
             state = await self._restore(start, record.namespace, reservation)
             if state is not None:
                 return state
         state, _ = await self.rebuild(await self.find(record.point(), accept), reservation)
+        if record.inexact and not state.inexact and position > 0:
+            log.warning(
+                "the inexact state at node %s can't be read any more: the session goes on with the exact one, replayed "
+                "from its token ids, and what follows may differ from what would have",
+                record.point(),
+            )
         return state
 
     async def at(

@@ -8,10 +8,9 @@ replayed from its token ids. Without a store nothing is written and `pause` says
 import logging
 import threading
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any
 
 import anyio
@@ -23,11 +22,11 @@ from serai.checkpoints.moving.ownership import override_move, ownership
 from serai.checkpoints.nodes import NodeKind, NodeRecord
 from serai.checkpoints.reports import IN_BACKGROUND, SaveReport
 from serai.checkpoints.snapshot import Fingerprint, Snapshot, StateLayout
-from serai.checkpoints.store import Store, require_same_model
+from serai.checkpoints.store import Store
 from serai.checkpoints.upkeep.gc import GcPolicy, GcReport, collect
 from serai.runtime.errors import BadParameter, FormatUnknown, SeraiError, SessionGone, SnapshotCorrupt, SnapshotMissing
 from serai.runtime.memory.give_back import GiveBack
-from serai.runtime.models.layout import holds_the_same_numbers
+from serai.runtime.sessions.starts import OF_NO_USE, Accept, Start, Starts, Way
 from serai.runtime.sessions.turns import Span, Timeline
 from serai.runtime.state import State, snapshot_of
 from serai.runtime.to_the_end import in_thread_to_the_end
@@ -50,40 +49,15 @@ class Point:
         return self.id
 
 
-class Accept(Enum):
-    """Which stored snapshots of the model a state may begin from."""
-
-    EXACT = "exact"
-    """Those with the bits that this build gives their token ids: the state is as exact as a replay."""
-    OWN = "own"
-    """Those that this build made, inexact ones too, or stored with loss."""
-    AS_IS = "as it is"
-    """Those of other builds and SIMD paths as well."""
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A stored snapshot to start from; `inexact` if what follows it will be."""
-
-    node_id: str
-    position: int
-    inexact: bool
-
-
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What the store knows of a point: the nodes on the way to it, without their token ids; its timeline; and where to
-    start when rebuilding its state (None: from nothing).
-
-    `otherwise` is the node at its position whose snapshot lies otherwise in memory than this build has it, if there is
-    one: the state is worth writing there once it is rebuilt. `accept` as it was asked for by.
-    """
+    """What the store knows of a point: the nodes on the way to it, without their token ids; its timeline; and the way
+    to rebuild its state, with `accept` as it was asked for by."""
 
     path: tuple[NodeRecord, ...]
     timeline: Timeline
     is_head: bool
-    start: Start | None
-    otherwise: NodeRecord | None
+    way: Way
     accept: Accept
 
     @property
@@ -91,9 +65,27 @@ class Stored:
         return self.path[-1]
 
     @property
+    def replay_tokens(self) -> int:
+        """How many of its tokens lie past where its state begins."""
+        return self.node.position - (0 if self.way.start is None else self.way.start.position)
+
+    @property
     def append_metadata(self) -> Mapping[str, Any]:
         """What the last append on the way here was given to keep."""
         return append_metadata_of(self.path)
+
+    def worth_storing(self, replayed: int, *, more_than: int) -> NodeRecord | None:
+        """The node under which the exact state here is to be stored after so many tokens were replayed for it, if any.
+
+        It is one here whose snapshot is of no use to anybody; or the point itself, if it has none and there were
+        `more_than` so many. What somebody may want as it is, or to look at, is not written over.
+        """
+        here = [node for node in reversed(self.path) if node.position == self.node.position and not node.inexact]
+        of_no_use = [node for node in here if self.way.passed.get(node.id) in OF_NO_USE]
+        if of_no_use and replayed > 0:
+            return of_no_use[0]
+        has_none = not self.node.inexact and self.node.id not in self.way.passed
+        return self.node if has_none and replayed > more_than else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +126,8 @@ class Journal:
         self.store = store
         self._fingerprint = fingerprint
         self._layout = layout
+        self._starts = Starts(fingerprint, layout)
+        self.on_saved: Callable[[str], None] = lambda node_id: None  # told which node a state was stored under
         self._writing = anyio.Lock()
         self._give_back = GiveBack()
         self._counting = threading.Lock()
@@ -176,6 +170,7 @@ class Journal:
             report = await in_thread_to_the_end(lambda: self._save(store, node.id, snapshot, reason))
         finally:
             state.release()
+        self.on_saved(node.id)
         return Point(node.id, node.session_id, node.position, report.raw_bytes, report.written_bytes, report.elapsed_s)
 
     def _save(self, store: Store, node_id: str, snapshot: Snapshot, reason: str) -> SaveReport:
@@ -206,28 +201,23 @@ class Journal:
             )
         return await anyio.to_thread.run_sync(lambda: self._find(store, name, accept, take_back=take_back))
 
+    async def is_head(self, node: NodeRecord) -> bool:
+        """Whether a durable node is still the end of its session. Raises `SessionGone`, or `NotOwner` at the end of a
+        session that was moved away."""
+        store = self.store
+        return store is not None and await anyio.to_thread.run_sync(self._is_head, store, node)
+
     async def own_start(self, node_id: str) -> Start | None:
         """The snapshot stored under a node, if it is of this model and build, and exact; None otherwise."""
         store = self.store
-        return None if store is None else await anyio.to_thread.run_sync(self._own_start, store, node_id)
+        return None if store is None else await anyio.to_thread.run_sync(self._starts.own, store, node_id)
 
-    def _own_start(self, store: Store, node_id: str) -> Start | None:
-        try:
-            info = store.snapshot_info(node_id)
-        except SessionGone as error:  # deleted since it was known
-            log.debug("%s", error)
-            return None
-        except (SnapshotCorrupt, SnapshotMissing, FormatUnknown) as error:
-            log.warning("%s", error)
-            return None
-        return Start(node_id, info.position, inexact=False) if info.is_exact_for(self._fingerprint) else None
-
-    async def start_of(self, node_id: str, accept: Accept) -> Start | None:
+    async def way_to(self, node_id: str, accept: Accept) -> Way:
         """The nearest snapshot on the way to a node that can be started from, by what is known now."""
         store = self.store
         if store is None:
-            return None
-        return (await anyio.to_thread.run_sync(self._start_of, store, node_id, accept))[0]
+            return Way(None, {})
+        return await anyio.to_thread.run_sync(self._starts.way_to, store, node_id, accept)
 
     async def load(self, start: Start, into: Snapshot) -> bool:
         """Read a snapshot into memory that is there already, of its position, to the end even when cancelled.
@@ -309,56 +299,22 @@ class Journal:
         return found
 
     def _find(self, store: Store, name: str, accept: Accept, *, take_back: bool) -> Stored:
-        node_id = store.resolve(name)
-        path = store.path(node_id)
-        node = path[-1]
-        is_head = store.session_head(node.session_id) == node_id
-        if is_head:  # what comes before its end is history, from which anybody may branch off
-            if take_back and not ownership(store, node.session_id).may_be_used:
-                override_move(store, node.session_id)
-            require_owned(store, node.session_id)
+        path = store.path(store.resolve(name))
+        is_head = self._is_head(store, path[-1], take_back=take_back)
         timeline = timeline_of(path)
+        way = self._starts.way_to(store, path[-1].id, accept)
+        if way.passed:
+            log.info("snapshots that are not used on the way to node %s: %s", path[-1].id, way)
         bare = tuple(without_tokens(one) for one in path)
-        start, otherwise = self._start_of(store, node_id, accept)
-        here = (one for one in reversed(bare) if one.position == node.position and one.id in otherwise)
-        return Stored(
-            path=bare, timeline=timeline, is_head=is_head, start=start, otherwise=next(here, None), accept=accept
-        )
+        return Stored(path=bare, timeline=timeline, is_head=is_head, way=way, accept=accept)
 
-    def _start_of(self, store: Store, node_id: str, accept: Accept) -> tuple[Start | None, list[str]]:
-        """The latest usable snapshot on the way to the node, and the nodes after it whose snapshots lie otherwise in
-        memory.
-
-        One whose manifest is damaged is set aside and the one before it is taken: the token ids give the same state,
-        only later.
-        """
-        otherwise: list[str] = []
-        step: str | None = node_id
-        while step is not None and (holder := store.nearest_snapshot(step)) is not None:
-            try:
-                info = store.snapshot_info(holder)
-            except (SnapshotCorrupt, FormatUnknown) as error:
-                log.warning("%s", error)
-                store.set_aside(holder, str(error))
-                continue
-            found, ours = info.fingerprint, self._layout
-            if holds_the_same_numbers(info.layout, ours):
-                found = replace(found, state_layout=self._fingerprint.state_layout)
-            require_same_model(holder, found, self._fingerprint)
-            inexact = not info.is_exact_for(self._fingerprint)
-            if info.layout != ours:
-                same_kda = info.layout.kda_shape == ours.kda_shape
-                what = "pages of another size" if same_kda else "KDA states in another order"
-                log.info("the snapshot of node %s has %s: it is not used", holder, what)
-                otherwise.append(holder)
-            elif info.fingerprint.build_differences(self._fingerprint) and accept is not Accept.AS_IS:
-                log.info("the snapshot of node %s is of another build or SIMD path: it is not used", holder)
-            elif inexact and accept is Accept.EXACT:
-                log.info("the snapshot of node %s is inexact: it is not used", holder)
-            else:
-                return Start(holder, info.position, inexact=inexact), otherwise
-            step = store.parent(holder)
-        return None, otherwise
+    def _is_head(self, store: Store, node: NodeRecord, *, take_back: bool = False) -> bool:
+        if store.session_head(node.session_id) != store.resolve(node.id):
+            return False  # what comes before its end is history, from which anybody may branch off
+        if take_back and not ownership(store, node.session_id).may_be_used:
+            override_move(store, node.session_id)
+        require_owned(store, node.session_id)
+        return True
 
 
 def append_metadata_of(path: Sequence[NodeRecord]) -> Mapping[str, Any]:

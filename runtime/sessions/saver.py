@@ -38,22 +38,27 @@ class Saver:
     What is offered, and what is to be thinned, is numbered; a state keeps the number of the one that it replaces.
     """
 
-    def __init__(self, journal: Journal, prefixes: Prefixes, *, min_interval_s: float = 5.0) -> None:
+    def __init__(
+        self, journal: Journal, prefixes: Prefixes, *, reuse: bool = True, min_interval_s: float = 5.0
+    ) -> None:
         self._journal = journal
         self._prefixes = prefixes
+        self._reuse = reuse  # whether others may begin from what is written
         self._min_interval_s = min_interval_s
-        self._jobs: dict[tuple[str, int | None], _Job] = {}
+        self._jobs: dict[tuple[str, str | None], _Job] = {}
         self._surplus: dict[str, int] = {}
         self._written_s: dict[str, float] = {}
         self._offered = anyio.Event()
         self._latest = 0  # number that was given
         self._hurried = 0  # what has a number up to this is written without regard to intervals
         self._under_way: int | None = None  # number of what is being written or thinned
+        self._writing: str | None = None  # id of the node whose state is being written
         self._done = anyio.Event()  # set when something pending is so no longer
         # A state that is being written can't be moved out, so whoever waits for memory must look again.
         self.on_written: Callable[[], None] = _nobody_waits
         self.saved = 0
         self.failed = 0
+        journal.on_saved = self._saved
 
     @property
     def waiting(self) -> int:
@@ -97,17 +102,41 @@ class Saver:
 
         The `first` one at once. One that `replaces` takes the place of the session's last such that still waits.
         """
-        if not self._journal.is_durable:
-            return
-        key = (node.session_id, None if replaces and not first else node.position)
-        replaced = self._jobs.pop(key, None)
-        if replaced is not None:
-            replaced.state.release()
         now_s = anyio.current_time()
         due_s = now_s if first else max(now_s, self._written_s.get(node.session_id, 0.0) + self._min_interval_s)
+        self._wait(None if replaces and not first else node.id, node, state, digest, due_s)
+
+    def offer_replayed(self, node: NodeRecord, state: State, digest: bytes) -> None:
+        """The state at a durable node was rebuilt and may be written there, once, as others will want it.
+
+        Not at once: whoever rebuilt it may be about to store it there, or to go on and want the disk and the cores.
+        """
+        if node.id not in (self._writing, *(job.node.id for job in self._jobs.values())):
+            self._wait(node.id, node, state, digest, anyio.current_time() + self._min_interval_s)
+
+    def _wait(self, place: str | None, node: NodeRecord, state: State, digest: bytes, due_s: float) -> None:
+        """Have a state wait, in the place of what waited in the same `place` of its session."""
+        if not self._journal.is_durable:
+            return
+        replaced = self._jobs.pop((node.session_id, place), None)
+        if replaced is not None:
+            replaced.state.release()
         number = self._number() if replaced is None else replaced.number
-        self._jobs[key] = _Job(node, state.retain(), digest, due_s, number)
+        self._jobs[node.session_id, place] = _Job(node, state.retain(), digest, due_s, number)
         self._offered.set()
+
+    def _saved(self, node_id: str) -> None:
+        """A state was stored under a node: one that waits for that needn't be."""
+        for key in [key for key, job in self._jobs.items() if job.node.id == node_id]:
+            job = self._jobs.pop(key)
+            self._note_stored(job)
+            job.state.release()
+        self._offered.set()
+
+    def _note_stored(self, job: _Job) -> None:
+        """Others may begin from it, where they may at all and it isn't to be erased again."""
+        if self._reuse and job.node.id not in self._surplus:
+            self._prefixes.stored(job.node.namespace, job.digest, job.node.position, job.node.id)
 
     def thin(self, node_id: str) -> None:
         """The snapshot under a node is not needed any more, waiting or written."""
@@ -158,7 +187,7 @@ class Saver:
             self._surplus.clear()
             self._tell()
 
-    def _turn(self, key: tuple[str, int | None]) -> tuple[bool, float]:
+    def _turn(self, key: tuple[str, str | None]) -> tuple[bool, float]:
         """Orders what waits."""
         job = self._jobs[key]
         return job.number > self._hurried, job.due_s
@@ -173,7 +202,7 @@ class Saver:
             self._under_way = None
 
     async def _write(self, job: _Job) -> None:
-        self._under_way = job.number
+        self._under_way, self._writing = job.number, job.node.id
         try:
             await self._journal.save(job.node, job.state, IN_BACKGROUND)
         except SessionGone:
@@ -186,10 +215,9 @@ class Saver:
         else:
             self.saved += 1
             self._note_written(job.node.session_id, anyio.current_time())
-            if job.node.id not in self._surplus:
-                self._prefixes.stored(job.node.namespace, job.digest, job.node.position, job.node.id)
+            self._note_stored(job)
         finally:
-            self._under_way = None
+            self._under_way = self._writing = None
             job.state.release()
             self.on_written()
 

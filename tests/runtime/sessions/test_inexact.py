@@ -288,6 +288,24 @@ async def test_whoever_resumes_in_the_background_replays_rather(tmp_path: Path) 
         assert await is_right(session)
 
 
+async def test_a_session_whose_inexact_state_is_gone_goes_on_exactly_and_that_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    point = await stored_point(tmp_path)
+    with Store.open(str(tmp_path)) as store:
+        make_wrong(store, point)
+    async with fake_runtime(store=tmp_path) as rt:
+        session = await resumed_as_is(rt, point)
+        for erase in (False, True):
+            assert await session.demote()
+            assert rt.store is not None
+            if erase:
+                rt.store.drop_snapshot(session.head)
+            assert await is_right(session) is erase
+            assert ("can't be read any more" in caplog.text) is erase
+        assert session.inexact, "what follows is no more trusted than before"
+
+
 def test_a_kept_state_is_never_an_inexact_one() -> None:
     pool = StatePool(LAYOUT)
     state = pool.draft(pool.empty(), 1, with_logits=True).commit()

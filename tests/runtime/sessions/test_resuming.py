@@ -96,9 +96,9 @@ async def test_what_was_said_survives_a_crash_and_is_replayed(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"page_tokens": 8}, "has pages of another size"),
-        ({"kda_shape": PANELS}, "has KDA states in another order"),
-        ({"kda_shape": PANELS, "page_tokens": 8}, "has KDA states in another order"),
+        ({"page_tokens": 8}, "with pages of another size"),
+        ({"kda_shape": PANELS}, "with KDA states in another order"),
+        ({"kda_shape": PANELS, "page_tokens": 8}, "with KDA states in another order"),
     ],
     ids=["pages", "KDA", "both"],
 )
@@ -115,7 +115,7 @@ async def test_a_state_that_lies_otherwise_in_memory_is_replayed(
     laid_out = replace(FINGERPRINT, state_layout=model.layout.describe())
     async with fake_runtime(model, store=tmp_path, fingerprint=laid_out) as rt:
         again = await rt.resume(point, as_is=as_is)
-        assert f"{said}: it is not used" in caplog.text
+        assert f"not used on the way to node {point}: 1 {said}" in caplog.text
         assert (rt.counters.prefilled_tokens, again.inexact) == (6, False)
         assert np.array_equal(await again.logits(), logits_of(hash_of([1, 2, 3, 4, 5, 6])))
         await rt.resume(await again.pause(), as_is=as_is)
