@@ -217,7 +217,10 @@ class Record:
             state.release()
 
     def _last_at(self, position: int) -> NodeRecord:
-        return next(entry.node for entry in reversed(self._path) if entry.node.position == position)
+        for entry in reversed(self._path):
+            if entry.node.position == position:
+                return entry.node
+        raise AssertionError(f"session {self._session_id} has no node at position {position}, where its state is")
 
     async def save_settled(self, state: State, timeline: Timeline, reason: str) -> Point:
         """As `save`, of the end of `timeline`, to which no fork was added that the last node doesn't know of.

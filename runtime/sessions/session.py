@@ -58,7 +58,9 @@ class Session(ChangingSession):
             priority=priority,
         )
         self.parent = parent
-        self.replayed_tokens = replayed_tokens  # read once more for it to be resumed
+        # Read once more before `resume` gave it out; 0 with `background`, where it is given out before they are.
+        # (`SessionStatus.replay_tokens` counts those.)
+        self.replayed_tokens = replayed_tokens
         self.worth = Worth()
         services.live[session_id] = self
         services.events.tell(EventKind.OPENED, session_id, namespace, label)

@@ -306,6 +306,16 @@ async def test_a_session_whose_inexact_state_is_gone_goes_on_exactly_and_that_is
         assert session.inexact, "what follows is no more trusted than before"
 
 
+async def test_a_state_where_no_node_is_says_so(tmp_path: Path) -> None:
+    async with fake_runtime(store=tmp_path) as rt:
+        session = await rt.session()
+        await session.append(IDS)
+        state = rt.pool.draft(rt.pool.empty(), 3, with_logits=True).commit()
+        with pytest.raises(AssertionError, match="no node at position 3"):
+            await session.record.save(state, "pause")
+        state.release()
+
+
 def test_a_kept_state_is_never_an_inexact_one() -> None:
     pool = StatePool(LAYOUT)
     state = pool.draft(pool.empty(), 1, with_logits=True).commit()
